@@ -17,8 +17,7 @@ from paceline.data.native import load_native
 from paceline.data.order import TrainOrder
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.build import build_datasets
-from paceline.lab.loader_bench import MeasurementWindow
-from paceline.lab.loader_bench_plan import DecodeCeiling
+from paceline.lab.loader_bench import DecodeCeiling, MeasurementWindow
 from paceline.recipe.schema.augment import Flip, PadCrop, RandomResizedCrop
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, Pack
@@ -79,7 +78,7 @@ def sizes_of(loader: Loader) -> Iterator[int]:
 def decoding_alone(options: ContenderOptions, data: Data, source: PackSource) -> Iterator[int]:
     """Yield the images of each batch that the native decoder has done, endlessly, with nothing around it."""
     window = MeasurementWindow(options.seconds, min(options.batch, len(source)), options.size, len(source))
-    return DecodeCeiling("alone", 0, source, data, load_native(), options.workers).iter_batch_sizes(window)
+    return DecodeCeiling("alone", options.workers, 0, source, data, load_native()).iter_batch_sizes(window)
 
 
 def main() -> None:

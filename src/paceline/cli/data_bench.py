@@ -25,8 +25,17 @@ from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.pack.reader import PackSource, open_pack
 from paceline.data.sources.build import build_datasets
 from paceline.lab.dataset_stats import estimate_source_bytes
-from paceline.lab.loader_bench import BenchCase, BenchRow, CacheState, LoaderCase, run_bench
-from paceline.lab.loader_bench_plan import DECODE_CEILING, LoaderBenchPlan, build_bench_plan, sample_datasets
+from paceline.lab.loader_bench import (
+    DECODE_CEILING,
+    BenchCase,
+    BenchRow,
+    CacheState,
+    LoaderBenchPlan,
+    LoaderCase,
+    build_bench_plan,
+    run_bench,
+    sample_datasets,
+)
 from paceline.lab.page_cache import evict_files, read_into_cache
 from paceline.measure.bottleneck import LOST_CPU_SHARE
 from paceline.measure.machine import describe_machine

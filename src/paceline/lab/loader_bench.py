@@ -1,75 +1,78 @@
-"""Benchmark data loaders: images/s, CPU time, disk reads and memory, each loader in its own process."""
+"""Benchmark data loaders: images/s, CPU time, disk reads and memory, each loader in its own process.
+
+Beside the loaders that fit are ceilings, such as decoding alone.
+"""
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from statistics import median
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from paceline.core.dataset import Source
-from paceline.core.errors import DataError, PacelineError
+from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.host import usable_cores
 from paceline.core.process import PROC, cpu_ticks, descendants, die_with_parent, read_text_or_empty
 from paceline.data.loaders.build import LoaderOptions, build_train_loader
-from paceline.data.order import TrainOrder
+from paceline.data.loaders.choose import choose_loader
+from paceline.data.loaders.native import BatchPlan, BatchPlanner
+from paceline.data.native import DecodeTask, NativeExtension, load_native
+from paceline.data.order import TrainBatchSchedule, TrainOrder
+from paceline.data.pack.reader import PackSource
+from paceline.data.resize import build_train_resizer
 from paceline.data.timing import LoaderName
+from paceline.lab.dataset_stats import select_samples, spread_indices
+from paceline.lab.page_cache import list_source_files
 from paceline.measure.cpu import RankCpu, build_cpu_timer, cpu_result
 from paceline.measure.timer import now_s
+from paceline.recipe.plan import DEFAULT_PHOTO_SIZE
+from paceline.recipe.schema.augment import Flip, PadCrop
 from paceline.recipe.schema.data import Data
 
 CacheState = Literal["warm", "cold"]
+DECODE_CEILING: Final = "ceiling: native decode"
+_DECODE_STAGES: Final = {"ceiling: entropy decode": 1, "ceiling: to planes": 2, DECODE_CEILING: 0}
 _UNBOUNDED_STEPS: Final = 1 << 40
 _MEMORY_POLL_S: Final = 0.2
 """Interval of memory readings, each of which takes a few milliseconds of a core."""
+_MAX_IN_FLIGHT: Final = 4
+_COPIED_BYTES: Final = 256 << 20
+"""More than any CPU cache holds, so that memory is copied."""
+_MAX_BATCH: Final = 64
+"""A window ends with a batch, and the slowest loader makes only a few of this size per second."""
 
 
-class ResourceUsage(NamedTuple):
-    """CPU seconds, and bytes read from storage, since the processes started."""
-
-    cpu_s: float = 0.0
-    disk_bytes: int = 0
-
-    def subtract(self, before: "ResourceUsage") -> "ResourceUsage":
-        """Return the usage since `before`."""
-        return ResourceUsage(self.cpu_s - before.cpu_s, self.disk_bytes - before.disk_bytes)
-
-
-def read_usage(pid: int, proc: Path = PROC) -> ResourceUsage:
-    """Return the usage of a process and its descendants so far; 0 without /proc."""
+def read_cpu_s(pid: int, proc: Path = PROC) -> float:
+    """Return the CPU seconds of a process and its descendants so far; 0 without /proc."""
     # Workers count while they run, and the CPU time of ended ones is in their parent's.
-    pids = [pid, *descendants(pid, proc)]
-    tick_s = 1 / os.sysconf("SC_CLK_TCK")
-    return ResourceUsage(
-        sum(cpu_ticks(one, proc) for one in pids) * tick_s, sum(_read_disk_bytes(one, proc) for one in pids)
-    )
+    return sum(cpu_ticks(one, proc) for one in (pid, *descendants(pid, proc))) / os.sysconf("SC_CLK_TCK")
+
+
+def read_disk_bytes(pid: int, proc: Path = PROC) -> int:
+    """Return the bytes that a process and its descendants have read from storage."""
+    return _sum_proc_fields(pid, "io", ("read_bytes",), proc)
 
 
 def read_memory_bytes(pid: int, proc: Path = PROC) -> int:
     """Return the memory of a process and its descendants without file pages; shared memory counts once."""
-    return sum(_read_private_bytes(one, proc) for one in (pid, *descendants(pid, proc)))
-
-
-def _read_disk_bytes(pid: int, proc: Path) -> int:
-    return sum(number for name, number in _parse_proc_table(proc / str(pid) / "io") if name == "read_bytes")
-
-
-def _read_private_bytes(pid: int, proc: Path) -> int:
     # PSS divides shared pages among their processes, so that a sum counts them once. File pages are the page cache's.
-    fields = ("Pss_Anon", "Pss_Shmem")
-    return 1024 * sum(number for name, number in _parse_proc_table(proc / str(pid) / "smaps_rollup") if name in fields)
+    return 1024 * _sum_proc_fields(pid, "smaps_rollup", ("Pss_Anon", "Pss_Shmem"), proc)
 
 
-def _parse_proc_table(path: Path) -> Iterator[tuple[str, int]]:
-    for line in read_text_or_empty(path).splitlines():
-        name, _, rest = line.partition(":")
-        number = rest.split()[:1]
-        if number and number[0].isdecimal():
-            yield name, int(number[0])
+def _sum_proc_fields(pid: int, table: str, fields: Sequence[str], proc: Path) -> int:
+    total = 0
+    for one in (pid, *descendants(pid, proc)):
+        for line in read_text_or_empty(proc / str(one) / table).splitlines():
+            name, _, rest = line.partition(":")
+            total += int(rest.split()[0]) if name in fields else 0
+    return total
 
 
 @dataclass(frozen=True)
@@ -93,32 +96,26 @@ class LoaderMeasurement:
     images: int
     wall_s: float
     cpu_s: float
-    bytes_read: int
-    disk_bytes: int
+    bytes_read: int = 0
+    disk_bytes: int = 0
     memory_bytes: int = 0
     lost_cpu: float = 0.0
 
 
-class BenchCase(Protocol):
-    """Something that yields images."""
+@dataclass(frozen=True)
+class BenchCase:
+    """Something that yields images, by `cores` working threads or processes."""
 
-    @property
-    def name(self) -> str:
-        """Label."""
-        ...
-
-    @property
-    def cores(self) -> int:
-        """Number of working threads or processes."""
-        ...
+    name: str
+    cores: int
 
     def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
         """Measure it in this process."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class LoaderCase:
+class LoaderCase(BenchCase):
     """A loader of a source, configured as in a run; `source_kind` is the kind of source, such as `pack`."""
 
     loader: LoaderName
@@ -127,67 +124,115 @@ class LoaderCase:
     data: Data
     workers: int
 
-    @property
-    def name(self) -> str:
-        """Label: the loader and its kind of source."""
-        return f"{self.loader}, {self.source_kind}"
-
-    @property
-    def cores(self) -> int:
-        """Number of working threads or processes."""
-        return max(1, self.workers)
+    @classmethod
+    def build(cls, loader: LoaderName, source_kind: str, source: Source, data: Data, workers: int) -> "LoaderCase":
+        """Return the case, named after the loader and its kind of source."""
+        return cls(f"{loader}, {source_kind}", max(1, workers), loader, source_kind, source, data, workers)
 
     def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
         """Measure one pass from the start if the cache is cold, else a window of the steady state."""
-        # Warm: a window of the steady state, with files in memory. Cold: one pass from the start over files outside of
-        # the page cache.
         order = TrainOrder(0, window.num_images, window.batch_size)
         options = LoaderOptions(self.workers, pin_memory=False, clock=now_s, loader=self.loader)
         loader = build_train_loader(self.data, self.source, order, lambda step: window.image_size, options)
         batches = loader.batches(0, order.steps_per_epoch if cache == "cold" else _UNBOUNDED_STEPS)
         try:
             images = (len(batch) for batch in batches)
-            counts = count_images(images, window.seconds, 0 if cache == "cold" else 2 * self.workers + 3)
+            measured = count_images(images, window.seconds, 0 if cache == "cold" else 2 * self.workers + 3)
             stats = loader.stats()
             assert stats is not None, "it was built with a clock"
-            read_bytes = round(stats.bytes_read / max(1, stats.images) * counts.images)
-            return counts.to_measurement(read_bytes, _count_disk_bytes())
+            read_bytes = round(stats.bytes_read / max(1, stats.images) * measured.images)
+            return replace(measured, bytes_read=read_bytes, disk_bytes=read_disk_bytes(os.getpid()))
         finally:
             batches.close()  # type: ignore[attr-defined]
             loader.close()
 
 
-class WindowCounts(NamedTuple):
-    """Images, seconds, CPU seconds and lost CPU share of a window."""
+@dataclass(frozen=True)
+class DecodeCeiling(BenchCase):
+    """The native decoder on a pack, up to a stage, without collating batches."""
 
-    images: int
-    wall_s: float
-    cpu_s: float
-    lost_cpu: float
+    stage: int
+    source: PackSource
+    data: Data
+    core: NativeExtension
 
-    def to_measurement(self, bytes_read: int, disk_bytes: int) -> LoaderMeasurement:
-        """Return it as a measurement."""
-        return LoaderMeasurement(self.images, self.wall_s, self.cpu_s, bytes_read, disk_bytes, lost_cpu=self.lost_cpu)
+    def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
+        """Measure it in this process."""
+        counted = count_images(self.iter_batch_sizes(window), window.seconds, 2 * _MAX_IN_FLIGHT)
+        num_bytes = self.source.locate(np.arange(window.num_images, dtype=np.int64))[2].mean()
+        return replace(counted, bytes_read=round(counted.images * num_bytes))
+
+    def iter_batch_sizes(self, window: MeasurementWindow) -> Iterator[int]:
+        """Yield the size of each batch when it is decoded, endlessly."""
+        planned, pool = self._iter_planned(window), self.core.Pool(self.cores)
+        pending: deque[tuple[DecodeTask, int]] = deque()
+        shape = (window.batch_size, self.source.info.channels, window.image_size, window.image_size)
+        # More outputs than tasks in flight, so that none is overwritten while it is decoded.
+        outs = [np.zeros(shape, dtype=np.uint8) for _ in range(_MAX_IN_FLIGHT + 1)]
+        for number, batch in enumerate(planned):
+            out = outs[number % len(outs)]
+            status = np.zeros(len(batch.indices), dtype=np.int32)
+            arguments = (
+                batch.shard_buffers,
+                batch.shard_numbers,
+                batch.offsets,
+                batch.lengths,
+                batch.boxes,
+                batch.flips,
+            )
+            task = pool.submit(*arguments, batch.is_inside, batch.size, out.shape[1], out, status, self.stage)
+            pending.append((task, len(batch.indices)))
+            if len(pending) == _MAX_IN_FLIGHT:
+                task, size = pending.popleft()
+                while not task.wait(1.0):  # in slices, so that Ctrl-C is handled
+                    pass
+                yield size
+
+    def _iter_planned(self, window: MeasurementWindow) -> Iterator[BatchPlan]:
+        order, sizing = TrainOrder(0, window.num_images, window.batch_size), build_train_resizer(self.data)
+        schedule = TrainBatchSchedule(
+            order, lambda step: window.image_size, [False] * sizing.num_draws, 0, lambda draws: draws, steps_per_draw=16
+        )
+        return BatchPlanner(self.source, schedule, sizing, None).batches(0, _UNBOUNDED_STEPS)
 
 
-def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> WindowCounts:
+@dataclass(frozen=True)
+class CopyCeiling(BenchCase):
+    """Copy pixels of finished images between buffers on one core, as the cheapest loader would."""
+
+    channels: int
+
+    def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
+        """Measure it in this process."""
+        counted = count_images(self._iter_batch_sizes(window), window.seconds, 2)
+        return replace(counted, bytes_read=counted.images * self.channels * window.image_size**2)
+
+    def _iter_batch_sizes(self, window: MeasurementWindow) -> Iterator[int]:
+        batch_bytes = window.batch_size * self.channels * window.image_size**2
+        batches = max(2, _COPIED_BYTES // batch_bytes)
+        images = np.zeros((batches, batch_bytes), dtype=np.uint8)
+        images[:] = 1  # map every page
+        out = np.zeros(batch_bytes, dtype=np.uint8)
+        while True:
+            for batch in images:
+                np.copyto(out, batch)
+                yield window.batch_size
+
+
+def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> LoaderMeasurement:
     """Measure a window of `seconds` after `num_warmup` batches, given the sizes of batches. It ends with a batch."""
     for _ in range(num_warmup):
         next(batches)
     cpu = build_cpu_timer()
     cpu.resume()
-    images, cpu_s, start_s = 0, read_usage(os.getpid()).cpu_s, now_s()
+    images, cpu_s, start_s = 0, read_cpu_s(os.getpid()), now_s()
     for size in batches:
         images += size
         if now_s() - start_s >= seconds:
             break
-    wall_s, cpu_s, times = now_s() - start_s, read_usage(os.getpid()).cpu_s - cpu_s, cpu.read()
+    wall_s, cpu_s, times = now_s() - start_s, read_cpu_s(os.getpid()) - cpu_s, cpu.read()
     lost = None if times is None else cpu_result([RankCpu(times, place=0, cores=usable_cores(), threads=1)])
-    return WindowCounts(images, wall_s, cpu_s, 0.0 if lost is None else lost.share)
-
-
-def _count_disk_bytes() -> int:
-    return read_usage(os.getpid()).disk_bytes
+    return LoaderMeasurement(images, wall_s, cpu_s, lost_cpu=0.0 if lost is None else lost.share)
 
 
 def measure_in_subprocess(case: BenchCase, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
@@ -203,7 +248,7 @@ def measure_in_subprocess(case: BenchCase, window: MeasurementWindow, cache: Cac
     try:
         while not receiver.poll(_MEMORY_POLL_S):
             peak = max(peak, read_memory_bytes(process.pid))
-        reply = receiver.recv()
+        reply: LoaderMeasurement | PacelineError = receiver.recv()
     except EOFError:
         process.join()
         raise DataError(
@@ -215,7 +260,7 @@ def measure_in_subprocess(case: BenchCase, window: MeasurementWindow, cache: Cac
         receiver.close()
     if isinstance(reply, PacelineError):
         raise reply
-    return LoaderMeasurement(**{**asdict(reply), "memory_bytes": max(0, peak - initial)})
+    return replace(reply, memory_bytes=max(0, peak - initial))
 
 
 def _run_subprocess(
@@ -260,10 +305,9 @@ class BenchRow:
 def summarize_measurements(case: BenchCase, cache: CacheState, measurements: Sequence[LoaderMeasurement]) -> BenchRow:
     """Return the result of a case over its rounds."""
     rates = [each.images / each.wall_s for each in measurements]
-    images = [max(1, each.images) for each in measurements]
 
-    def median(values: Iterable[float]) -> float:
-        return float(np.median(list(values)))
+    def median_per_image(name: str) -> float:
+        return float(median(getattr(each, name) / max(1, each.images) for each in measurements))
 
     return BenchRow(
         name=case.name,
@@ -274,9 +318,9 @@ def summarize_measurements(case: BenchCase, cache: CacheState, measurements: Seq
         images_per_s=median(rates),
         spread=(min(rates), max(rates)),
         images_per_s_per_core=median(rates) / case.cores,
-        cpu_ms=median(1000 * each.cpu_s / number for each, number in zip(measurements, images, strict=True)),
-        bytes_read=median(each.bytes_read / number for each, number in zip(measurements, images, strict=True)),
-        disk_bytes=median(each.disk_bytes / number for each, number in zip(measurements, images, strict=True)),
+        cpu_ms=1000 * median_per_image("cpu_s"),
+        bytes_read=median_per_image("bytes_read"),
+        disk_bytes=median_per_image("disk_bytes"),
         memory_bytes=max(each.memory_bytes for each in measurements),
         lost_cpu=max(each.lost_cpu for each in measurements),
     )
@@ -308,3 +352,91 @@ def run_bench(
             prepare(case, cache)
             measurements[index].append(measure_in_subprocess(case, window, cache))
     return [summarize_measurements(*entries[index], measured) for index, measured in measurements.items()]
+
+
+@dataclass(frozen=True)
+class LoaderBenchPlan:
+    """The cases of a benchmark; `left_out` are the names that cannot take part, with reasons.
+
+    `files` and `sources` are, by kind of source, the files read and the splits.
+    """
+
+    window: MeasurementWindow
+    cases: tuple[BenchCase, ...]
+    left_out: tuple[tuple[str, str], ...]
+    sources: dict[str, Source]
+    files: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+
+    def list_entries(self, *, cold: bool) -> list[BenchEntry]:
+        """Return the measurements of a round; `cold` adds those of file-reading loaders with a cold cache."""
+        entries: list[BenchEntry] = [(case, "warm") for case in self.cases]
+        if cold:
+            entries += [
+                (each, "cold") for each in self.cases if isinstance(each, LoaderCase) and self.files[each.source_kind]
+            ]
+        return entries
+
+
+def sample_datasets(datasets: Datasets, num_images: int) -> Datasets:
+    """Return at most `num_images` training images, evenly spread, and one validation image, which a pack needs."""
+    train = select_samples(datasets.train, spread_indices(len(datasets.train), num_images))
+    return Datasets(train, select_samples(datasets.val, spread_indices(len(datasets.val), 1)))
+
+
+def build_bench_plan(
+    data: Data, sources: dict[str, Source], *, num_images: int, seconds: float, workers: int, is_recipe: bool
+) -> LoaderBenchPlan:
+    """Return the benchmark of all loaders that can read one of `sources`, which hold the same images.
+
+    Without a recipe (`is_recipe`) in-memory pixels are cropped and flipped.
+    """
+    first = next(iter(sources.values()))
+    if isinstance(first, ArraySource) and not is_recipe:
+        data = data.model_copy(update={"augment": (PadCrop(), Flip())})
+    num_images = min(num_images, *map(len, sources.values()))
+    # One process loads, like one rank.
+    batch_size = data.global_batch_size if data.rank_batch_size == "auto" else data.rank_batch_size
+    batch_size = min(_MAX_BATCH, batch_size, num_images)
+    window = MeasurementWindow(seconds, batch_size, _choose_image_size(data, first), num_images)
+    cases: list[BenchCase] = []
+    left_out: list[tuple[str, str]] = []
+    for kind, source in sources.items():
+        for loader in _list_compatible_loaders(source):
+            case = LoaderCase.build(loader, kind, source, data, 0 if loader in ("inline", "device") else workers)
+            if reason := _find_obstacle(case):
+                left_out.append((case.name, reason))
+            else:
+                cases.append(case)
+    core = load_native()
+    for source in sources.values():
+        if core is not None and isinstance(source, PackSource):
+            cases += [DecodeCeiling(name, workers, stage, source, data, core) for name, stage in _DECODE_STAGES.items()]
+    cases.append(CopyCeiling("ceiling: memcpy", 1, first.info.channels))
+    files = {kind: tuple(list_source_files(source)) for kind, source in sources.items()}
+    return LoaderBenchPlan(window, tuple(cases), tuple(left_out), sources, files)
+
+
+def _choose_image_size(data: Data, source: Source) -> int:
+    if data.image_size != "auto":
+        return data.image_size
+    return source.info.image_size[0] if source.info.image_size else DEFAULT_PHOTO_SIZE
+
+
+def _list_compatible_loaders(source: Source) -> tuple[LoaderName, ...]:
+    match source:
+        case ArraySource():
+            return "inline", "device"
+        case PackSource():
+            return "threads", "processes", "native"
+    return "inline", "threads", "processes"
+
+
+def _find_obstacle(case: LoaderCase) -> str:
+    if case.loader == "inline":
+        return ""
+    try:
+        data = case.data.model_copy(update={"loader": case.loader, "workers": case.workers or "auto"})
+        choose_loader(data, case.source, device="cpu", cores=1, free_bytes=float("inf"))
+    except RecipeError as error:
+        return str(error)
+    return ""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import RecipeError
@@ -23,6 +22,7 @@ from paceline.lab.dataset_stats import SourceSubset, select_samples
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, Pack, WebDataset
+from paceline.recipe.schema.train import Train
 
 
 def prepare_page_cache(recipe: Recipe, *, is_cold: bool) -> None:
@@ -32,37 +32,38 @@ def prepare_page_cache(recipe: Recipe, *, is_cold: bool) -> None:
     cannot be cold: it reads nothing from disk, or an image twice.
     """
     data = recipe.data
+    is_from_files = isinstance(data.source, Folder | Manifest | Pack | Lmdb | WebDataset | HuggingFace)
     if is_cold:
-        _check_reads_from_disk(data)
-        evict_files(_find_cold_files(recipe))  # sources are closed by now: mapped pages would stay in the cache
-    elif data.stage == "off" and _is_file_source(data):
-        source = _build_train_source(data)
-        subset = select_samples(source, _select_indices(recipe, len(source)))
+        _check_reads_from_disk(data, is_from_files=is_from_files)
+    elif data.stage != "off" or not is_from_files:
+        return
+    source = build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip").train
+    order = TrainOrder(recipe.seed, len(source), data.global_batch_size, is_random=data.order == "random")
+    steps = _count_steps(recipe.train, order.steps_per_epoch)
+    # All ranks together read whole batches of the global order.
+    indices = np.arange(len(source), dtype=np.int64)
+    if steps < order.steps_per_epoch:
+        indices = np.sort(np.concatenate([order.indices(step) for step in range(steps)]))
+    subset = select_samples(source, indices)
+    if not is_cold:
         read_into_cache(subset, len(subset))
-
-
-def _build_train_source(data: Data) -> Source:
-    return build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip").train
-
-
-def _find_cold_files(recipe: Recipe) -> list[Path]:
-    source = _build_train_source(recipe.data)
-    check_reads_once(recipe, len(source))
-    files = list_source_files(select_samples(source, _select_indices(recipe, len(source))))
+        return
+    check_reads_once(steps, data.global_batch_size, len(source), recipe.measure.warmup_steps)
+    files = list_source_files(subset)
     if not files:
         raise RecipeError(
-            f"data.source.name: of {recipe.data.source.name} it is not known which files it reads, so no run of it can "
+            f"data.source.name: of {data.source.name} it is not known which files it reads, so no run of it can "
             f"be cold (leave out `cache: cold`)"
         )
-    return files
+    del source, subset  # mapped pages of an open source would stay in the cache
+    evict_files(files)
 
 
-def check_reads_once(recipe: Recipe, num_images: int) -> None:
-    """Raise `RecipeError` unless a run reads each of `num_images` training images at most once."""
-    steps, batch_size = _count_steps(recipe, num_images), recipe.data.global_batch_size
+def check_reads_once(steps: int, batch_size: int, num_images: int, warmup_steps: int) -> None:
+    """Raise `RecipeError` unless a run of `steps` steps reads each of `num_images` training images at most once."""
     if steps * batch_size <= num_images:
         return
-    counted = num_images // batch_size - recipe.measure.warmup_steps
+    counted = num_images // batch_size - warmup_steps
     smaller = num_images // steps
     fixes = [f"ask for --steps {counted}"] if counted > 0 else []
     fixes += [f"set data.batch_size={smaller}"] if smaller else []
@@ -72,38 +73,24 @@ def check_reads_once(recipe: Recipe, num_images: int) -> None:
     )
 
 
-def _is_file_source(data: Data) -> bool:
-    return isinstance(data.source, Folder | Manifest | Pack | Lmdb | WebDataset | HuggingFace)
-
-
-def _check_reads_from_disk(data: Data) -> None:
+def _check_reads_from_disk(data: Data, *, is_from_files: bool) -> None:
     if data.stage != "off":
         raise RecipeError(
             f"data.stage: {data.stage} makes the run read a fresh copy, so it cannot be cold (set "
             f"data.stage=off, or leave out `cache: cold`)"
         )
-    if not _is_file_source(data):
+    if not is_from_files:
         raise RecipeError(
             f"data.source.name: {data.source.name} is read into memory before the first step, so no step is cold "
             f"(leave out `cache: cold`)"
         )
 
 
-def _count_steps(recipe: Recipe, num_images: int) -> int:
-    train = recipe.train
+def _count_steps(train: Train, steps_per_epoch: int) -> int:
     if train.epochs == "auto":
         assert train.steps != "auto", "the schema lets exactly one through"
         return train.steps
-    return round(train.epochs * (num_images // recipe.data.global_batch_size))
-
-
-def _select_indices(recipe: Recipe, num_images: int) -> NDArray[np.int64]:
-    # All ranks together read whole batches of the global order.
-    data, steps = recipe.data, _count_steps(recipe, num_images)
-    order = TrainOrder(recipe.seed, num_images, data.global_batch_size, is_random=data.order == "random")
-    if steps >= order.steps_per_epoch:
-        return np.arange(num_images, dtype=np.int64)
-    return np.sort(np.concatenate([order.indices(step) for step in range(steps)]))
+    return round(train.epochs * steps_per_epoch)
 
 
 def list_source_files(source: Source) -> list[Path]:
@@ -143,18 +130,16 @@ def evict_files(files: Iterable[Path]) -> None:
 
 def read_into_cache(source: Source, num_images: int) -> None:
     """Read the first `num_images` samples into the page cache, skipping unreadable ones."""
+    read: Callable[[int], object] = source.read
+    indices: Iterable[int] = range(num_images)
     match source:
         case ArraySource(images=images):
             np.add.reduce(images[:num_images], axis=None, dtype=np.int64)
+            return
         case PackSource():
-            _read_each(source.read_stored, range(num_images))
-        case SourceSubset(source=PackSource() as whole, indices=indices):
-            _read_each(whole.read_stored, indices[:num_images].tolist())
-        case _:
-            _read_each(source.read, range(num_images))
-
-
-def _read_each(read: Callable[[int], object], indices: Iterable[int]) -> None:
+            read = source.read_stored
+        case SourceSubset(source=PackSource() as whole):
+            read, indices = whole.read_stored, source.indices[:num_images].tolist()
     for index in indices:
         with contextlib.suppress(ImageError):
             read(index)

@@ -17,15 +17,17 @@ from paceline.data.native import load_native
 from paceline.data.pack.reader import open_pack
 from paceline.data.sources.build import build_datasets
 from paceline.lab.loader_bench import (
+    BenchCase,
     LoaderCase,
     LoaderMeasurement,
     MeasurementWindow,
+    build_bench_plan,
     count_images,
     measure_in_subprocess,
     run_bench,
+    sample_datasets,
     summarize_measurements,
 )
-from paceline.lab.loader_bench_plan import build_bench_plan, sample_datasets
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.source import Folder, Synthetic
 
@@ -38,10 +40,9 @@ FOUND = LoaderMeasurement(images=100, wall_s=2.0, cpu_s=3.0, bytes_read=1000, di
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(BenchCase):
     """A case whose measurements are known."""
 
-    name: str
     cores: int = 2
 
     def measure(self, window: MeasurementWindow, cache: str) -> LoaderMeasurement:
@@ -82,14 +83,14 @@ def photo_data():
 
 
 def test_a_window_begins_behind_the_warm_up_and_ends_with_a_batch():
-    images, wall_s, cpu_s, lost_cpu = count_images(iter([1, 2, 4, 8, 16]), seconds=0.0, num_warmup=2)
-    assert images == 4  # the first batch behind the warm-up takes longer than no time
-    assert wall_s > 0 and cpu_s >= 0
-    assert 0 <= lost_cpu <= 1
+    found = count_images(iter([1, 2, 4, 8, 16]), seconds=0.0, num_warmup=2)
+    assert found.images == 4  # the first batch behind the warm-up takes longer than no time
+    assert found.wall_s > 0 and found.cpu_s >= 0
+    assert 0 <= found.lost_cpu <= 1
 
 
 def test_a_window_ends_where_there_are_no_more_batches():
-    assert count_images(iter([3, 3, 3]), seconds=1e9, num_warmup=0)[0] == 9
+    assert count_images(iter([3, 3, 3]), seconds=1e9, num_warmup=0).images == 9
 
 
 def test_turns_are_summed_up_by_their_medians():
@@ -135,7 +136,7 @@ def test_a_contender_that_dies_is_reported():
 
 @pytest.mark.parametrize("cache", ["warm", "cold"])
 def test_a_loader_is_measured_in_a_process_of_its_own(photographs, cache):
-    loading = LoaderCase("inline", "folder", photographs.train, photo_data(), 0)
+    loading = LoaderCase.build("inline", "folder", photographs.train, photo_data(), 0)
     found = measure_in_subprocess(loading, MeasurementWindow(0.0, 2, 8, 4), cache)
     assert found.images == 2 and found.wall_s > 0
     sizes = [Path(photographs.train.name_of(index)).stat().st_size for index in range(4)]
@@ -143,7 +144,7 @@ def test_a_loader_is_measured_in_a_process_of_its_own(photographs, cache):
 
 
 def test_a_cold_loader_makes_one_pass_at_most(photographs):
-    loading = LoaderCase("inline", "folder", photographs.train, photo_data(), 0)
+    loading = LoaderCase.build("inline", "folder", photographs.train, photo_data(), 0)
     assert loading.measure(MeasurementWindow(60.0, 2, 8, 4), "cold").images == 4
 
 
@@ -173,7 +174,7 @@ def test_photographs_are_loaded_from_files_and_from_a_pack(photographs, packed):
 
 def test_without_the_core_native_is_left_out_and_why_is_reported(photographs, packed, monkeypatch):
     monkeypatch.setattr("paceline.data.loaders.choose.load_native", lambda: None)
-    monkeypatch.setattr("paceline.lab.loader_bench_plan.load_native", lambda: None)
+    monkeypatch.setattr("paceline.lab.loader_bench.load_native", lambda: None)
     contest = build_bench_plan(
         photo_data(), {"pack": packed.train}, num_images=99, seconds=0.0, workers=1, is_recipe=False
     )
@@ -206,4 +207,4 @@ def test_some_images_are_evenly_spread_and_read_as_they_are(photographs):
 
 
 def test_counting_is_of_batches_that_never_end():
-    assert count_images(repeat(5), seconds=0.0, num_warmup=3)[0] == 5
+    assert count_images(repeat(5), seconds=0.0, num_warmup=3).images == 5

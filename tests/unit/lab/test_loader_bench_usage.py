@@ -8,7 +8,7 @@ import pytest
 from paceline.core.process import descendants
 from paceline.data.sources.build import build_datasets
 from paceline.lab.dataset_stats import select_samples
-from paceline.lab.loader_bench import ResourceUsage, read_memory_bytes, read_usage
+from paceline.lab.loader_bench import read_cpu_s, read_disk_bytes, read_memory_bytes
 from paceline.lab.page_cache import evict_files, list_source_files, read_into_cache
 from paceline.recipe.schema.source import Folder, Synthetic
 
@@ -32,21 +32,17 @@ def proc(tmp_path):
 
 def test_processes_are_summed_over_the_tree(proc):
     assert descendants(10, proc) == [11, 12]
-    assert read_usage(10, proc) == ResourceUsage(cpu_s=10 + 11 + 12 + 3, disk_bytes=33)
+    assert (read_cpu_s(10, proc), read_disk_bytes(10, proc)) == (10 + 11 + 12 + 3, 33)
     assert read_memory_bytes(10, proc) == 3 * 3 * 1024
 
 
 def test_what_has_gone_takes_nothing(proc):
-    assert read_usage(99, proc) == ResourceUsage()
+    assert (read_cpu_s(99, proc), read_disk_bytes(99, proc)) == (0, 0)
     assert read_memory_bytes(99, proc) == 0
 
 
-def test_since():
-    assert ResourceUsage(5.0, 10).subtract(ResourceUsage(2.0, 4)) == ResourceUsage(3.0, 6)
-
-
 def test_this_process_takes_something():
-    assert read_usage(os.getpid()).cpu_s > 0
+    assert read_cpu_s(os.getpid()) > 0
     assert read_memory_bytes(os.getpid()) > 1_000_000
 
 

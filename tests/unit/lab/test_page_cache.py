@@ -144,8 +144,8 @@ def test_a_cold_run_that_reads_an_image_twice_is_refused_with_what_helps(setting
         prepare_page_cache(recipe, is_cold=True)
 
 
-def test_each_image_may_be_read_once(root: Path, tmp_path: Path) -> None:
-    check_reads_once(recipe_of(as_folder(root, tmp_path), **{"train.steps": 3}), NUM_TRAIN)
+def test_each_image_may_be_read_once() -> None:
+    check_reads_once(3, 4, NUM_TRAIN, 1)
 
 
 def test_what_no_disk_is_read_for_is_not_cold(root: Path, tmp_path: Path) -> None:
