@@ -9,7 +9,7 @@ MAY_WRITE = {
     "data/sources/download.py": "a scratch folder of tempfile's, in which torchvision writes",
     "cli/data_bench.py": "a scratch folder of tempfile's",
     "inference/export.py": "a scratch folder of tempfile's",
-    "lab/doctor/storage.py": "a probe without a name",
+    "lab/doctor/host.py": "a probe without a name",
     "training/preflight.py": "a probe without a name, and a scratch folder of tempfile's",
     "measure/profiler.py": "a scratch folder of tempfile's, in which torch's profiler writes",
     "measure/chrome_trace.py": "gzip, over a file that `core.files` has opened",

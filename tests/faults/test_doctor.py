@@ -18,7 +18,7 @@ import pytest
 
 TIMEOUT_S = 60
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "TORCHELASTIC_", "GLOO_", "NCCL_")
-BUSY = {"memory", "disk", "disk speed", "load"}
+BUSY = {"memory", "disk", "load"}
 """Findings that a healthy but busy machine may have."""
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from paceline.cli import main; main()"
 WITHOUT_NCCL = (
@@ -98,7 +98,7 @@ def half_a_core() -> Iterator[Path]:
 def test_a_healthy_machine_has_no_finding(doctor) -> None:
     report = doctor()
     assert report.names("wrong") == set() and report.names("look") <= BUSY, report.findings
-    assert report.code == 0 and len(report.findings) > 15
+    assert report.code == 0 and len(report.findings) > 10
 
 
 def test_small_shared_memory_is_reported(doctor) -> None:
@@ -126,7 +126,7 @@ def test_an_unresolvable_host_name_is_reported(doctor) -> None:
     rename = "hostname no-such-host.invalid"
     nodes = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "2"}
     report = doctor(in_namespaces("--uts", "--net", script=rename), **nodes)
-    assert report.code == 1 and report.names("wrong") == {"host name", "loopback", "interfaces", "gloo"}
+    assert report.code == 1 and report.names("wrong") == {"host name", "gloo"}
     assert report.findings["host name"]["found"].startswith("no-such-host.invalid has no address")
     alone = doctor(in_namespaces("--uts", script=rename))
     assert alone.code == 0 and "host name" in alone.names("look")

@@ -20,7 +20,7 @@ from paceline.core.results import CheckpointResult
 from paceline.core.run_dir import RunDir, is_run
 from paceline.core.units import Duration, count
 from paceline.core.world import World
-from paceline.lab.doctor.check import DoctorFinding, HostContext, find_worst_state, has_problem
+from paceline.lab.doctor.check import DoctorFinding, HostContext, find_worst_state
 from paceline.lab.doctor.host import check_host
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
@@ -98,7 +98,7 @@ def doctor(
     if to_start > 1:
         return start_ranks(to_start, port, [])
     folder = run_dir.expanduser() if run_dir else run.path if run else Path("runs")
-    host = HostContext(environ, folder, time.perf_counter, time.time())
+    host = HostContext(environ, folder)
     data = cache(lambda: _build_datasets(recipe))  # once: opening data can be slow on a network file system
     machine = [*check_host(host), *_check_recipe(recipe, world, data)]
     shared = _check_ranks(world, machine, recipe) if world.world_size > 1 else ()
@@ -110,7 +110,7 @@ def doctor(
     if recipe is not None:
         parts += _run_sections(recipe, run, data, mtbf_s) if run else _recipe_sections(recipe, data, mtbf_s)
     _print_sections(parts, findings, as_json=as_json)
-    return FAILED_CODE if has_problem(findings) else 0
+    return FAILED_CODE if find_worst_state(findings) == "wrong" else 0
 
 
 def _enter_world() -> World:

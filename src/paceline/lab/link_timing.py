@@ -1,93 +1,72 @@
-"""Time the links between ranks: all-reduces among all ranks, and round trips between pairs."""
+"""Time all-reduces of several sizes between the ranks of the default process group."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from paceline.core.world import World
 from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming, fit_link
-from paceline.measure.allreduce_bench import time_all_reduces
 from paceline.measure.timer import now_s
 
-RankPair = tuple[int, int]
-PAIR_MESSAGE_BYTES: Final = 1 << 20
-"""Takes 84 ms at 100 Mbit/s, and several times a hop's latency at 10 Gbit/s."""
-_NUM_TRIES: Final = 2
+SIZES: Final = tuple(64 << (10 + power) for power in range(0, 11, 2))
+"""Bytes, from 64 KiB to 64 MiB: the latency of a small bucket, and the bandwidth of a large one."""
+_WARMUP: Final = 3
+_MAX_REPEATS: Final = 50
+_MIN_REPEATS: Final = 5
+_LAST_SIZE_DIVISOR: Final = 4
+"""A size that takes more than this fraction of its time is the last: larger ones have the same bandwidth."""
 
 
 def measure_all_reduces(world: World, device: torch.device, *, seconds_per_size: float = 1.0) -> AllReduceMeasurement:
     """Time all-reduces of the ranks of `world`, `seconds_per_size` seconds per size (collective)."""
     timed = time_all_reduces(device, now_s, each_s=seconds_per_size)
-    times = [
-        AllReduceTiming(bytes=each.num_bytes, median_s=each.median_s, p10_s=each.p10_s, p90_s=each.p90_s, n=each.n)
-        for each in timed
-    ]
-    return fit_link(dist.get_backend(), world.world_size, world.num_nodes, times)
+    return fit_link(dist.get_backend(), world.world_size, world.num_nodes, timed)
 
 
-def time_rank_pairs(
-    ranks: Sequence[int], rank: int, device: torch.device, now: Callable[[], float], num_bytes: int = PAIR_MESSAGE_BYTES
-) -> dict[RankPair, float]:
-    """Return the bytes per second between this rank and each higher one of `ranks`; all of them must call it.
+def time_all_reduces(
+    device: torch.device, now: Callable[[], float], *, sizes: Sequence[int] = SIZES, each_s: float = 1.0
+) -> tuple[AllReduceTiming, ...]:
+    """Time float32 sums for about `each_s` seconds per size, 5 to 50 times after 3 to warm up (collective).
 
-    Takes the fastest round trip of `num_bytes`. Disjoint pairs run concurrently, so n ranks take n - 1 rounds. `now` is
-    a clock in seconds.
+    A size whose median exceeds a quarter of `each_s` is the last; at least two are timed. Each time is of the slowest
+    rank, from a barrier, by the clock `now` (seconds); on a GPU it includes queued work.
     """
-    rates: dict[RankPair, float] = {}
-    message = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    ready = torch.zeros(1, dtype=torch.uint8, device=device)
-    for pairs in schedule_pairs(ranks):
-        for pair in pairs:
-            if rank == pair[0]:
-                rates[pair] = (
-                    2 * num_bytes / min(_time_round_trip(ready, message, pair[1], now) for _ in range(_NUM_TRIES))
-                )
-            elif rank == pair[1]:  # the mirror image of `_time_round_trip`
-                for _ in range(_NUM_TRIES):
-                    _receive_and_send(ready, pair[0])
-                    _receive_and_send(message, pair[0])
-    return rates
+    found: list[AllReduceTiming] = []
+    for size in sizes:
+        found.append(_time_all_reduce(size, device, now, each_s))
+        if len(found) > 1 and found[-1].median_s > each_s / _LAST_SIZE_DIVISOR:  # equal on all ranks, so all stop here
+            break
+    return tuple(found)
 
 
-def schedule_pairs(ranks: Sequence[int]) -> Iterator[list[RankPair]]:
-    """Yield rounds of disjoint pairs that cover each pair once, lower rank first, by the circle method.
-
-    https://en.wikipedia.org/wiki/Round-robin_tournament
-    """
-    circle: list[int | None] = [*ranks, *([None] if len(ranks) % 2 else [])]
-    for _ in range(len(circle) - 1):
-        half = len(circle) // 2
-        opposite = zip(circle[:half], reversed(circle[half:]), strict=True)
-        yield [
-            (min(first, second), max(first, second))
-            for first, second in opposite
-            if first is not None and second is not None
-        ]
-        circle = [circle[0], circle[-1], *circle[1:-1]]
+def _time_all_reduce(num_bytes: int, device: torch.device, now: Callable[[], float], each_s: float) -> AllReduceTiming:
+    numbers = torch.zeros(num_bytes // 4, dtype=torch.float32, device=device)
+    first_s = float(_time_repeats(numbers, _WARMUP, device, now).median())
+    repeats = min(_MAX_REPEATS, max(_MIN_REPEATS, int(each_s / max(first_s, 1e-6))))
+    found = _time_repeats(numbers, repeats, device, now).numpy()
+    low, median, high = np.percentile(found, [10, 50, 90])
+    return AllReduceTiming(bytes=num_bytes, median_s=float(median), p10_s=float(low), p90_s=float(high), n=repeats)
 
 
-def _time_round_trip(ready: torch.Tensor, message: torch.Tensor, peer: int, now: Callable[[], float]) -> float:
-    # A first round trip of one byte, so that both sides are ready when the clock starts.
-    _send_and_receive(ready, peer)
-    start_s = now()
-    _send_and_receive(message, peer)
-    return now() - start_s
+def _time_repeats(numbers: torch.Tensor, repeats: int, device: torch.device, now: Callable[[], float]) -> torch.Tensor:
+    """Return float64 [repeats] on the host, equal on all ranks: the time of each all-reduce on the slowest rank."""
+    found = torch.zeros(repeats, dtype=torch.float64, device=device)
+    for number in range(repeats):
+        # All ranks start together, and queued work is not part of the time.
+        dist.barrier()
+        _synchronize(device)
+        began_s = now()
+        dist.all_reduce(numbers)
+        _synchronize(device)
+        found[number] = now() - began_s
+    # A collective is over when its slowest rank is, and all ranks must agree on the number of repeats.
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.cpu()
 
 
-def _send_and_receive(numbers: torch.Tensor, peer: int) -> None:
-    dist.send(numbers, peer)
-    dist.recv(numbers, peer)
-    _synchronize(numbers)
-
-
-def _receive_and_send(numbers: torch.Tensor, peer: int) -> None:
-    dist.recv(numbers, peer)
-    dist.send(numbers, peer)
-    _synchronize(numbers)
-
-
-def _synchronize(numbers: torch.Tensor) -> None:
-    if numbers.is_cuda:
-        torch.cuda.synchronize(numbers.device)
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

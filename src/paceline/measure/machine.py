@@ -49,9 +49,14 @@ def _describe_cuda(proc: Path) -> dict[str, Any]:
     return {
         "cuda_devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": str(torch.version.cuda),
-        "driver": _find_in_file(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", proc / "driver" / "nvidia" / "version"),
+        "driver": read_driver_version(proc),
         "nccl": ".".join(str(part) for part in nccl),
     }
+
+
+def read_driver_version(proc: Path = PROC) -> str:
+    """Return the version of the NVIDIA driver; "" without one."""
+    return _find_in_file(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", proc / "driver" / "nvidia" / "version")
 
 
 def _version(package: str) -> str:

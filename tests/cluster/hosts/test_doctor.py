@@ -49,16 +49,7 @@ def test_two_healthy_hosts_have_no_problem(hosts) -> None:
         if not problems(rows):
             break
     assert not problems(rows) and [row["name"] for row in rows] == ["ranks", "clocks", "all-reduce"], rows
-    assert "gloo over eth0" in finding(rows, "all-reduce") and "nominal 10 Gbit/s" in finding(rows, "all-reduce")
-
-
-def test_a_slow_link_is_reported_with_its_host(hosts) -> None:
-    hosts.shape("100mbit", "host3")
-    _, rows = run_doctor(hosts, names=("host1", "host2", "host3"))
-    assert problems(rows) == [("all-reduce", "look", "rank 2 (host3)")], rows
-    text = finding(rows, "all-reduce")
-    # Three hosts send at once, and the bucket passes 64 kB: 0.09 to 0.1 Gbit/s; a busy machine may halve that.
-    assert 0.04 < float(text.partition("eth0: ")[2].partition(" Gbit/s")[0]) < 0.13, text
+    assert "gloo over eth0" in finding(rows, "all-reduce"), rows
 
 
 def test_a_slow_link_between_two_hosts_is_reported(hosts) -> None:
@@ -66,6 +57,9 @@ def test_a_slow_link_between_two_hosts_is_reported(hosts) -> None:
     code, rows = run_doctor(hosts)
     assert problems(rows) == [("all-reduce", "look", "")], rows
     assert code == 0, "a run works, but slowly"
+    # The bucket passes 64 kB: 0.09 to 0.1 Gbit/s; a busy machine may halve that.
+    text = finding(rows, "all-reduce")
+    assert 0.04 < float(text.partition("eth0: ")[2].partition(" Gbit/s")[0]) < 0.13, text
 
 
 def test_three_faults_of_a_host_are_named_and_no_collective_runs(hosts) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from paceline.lab.link_timing import SIZES
 from paceline.lab.predict.from_run import build_step_model, predict_from_run
 from paceline.lab.predict.network import AllReduceMeasurement, build_measured_network
 from paceline.lab.predict.points import PredictionRequest
-from paceline.measure.allreduce_bench import SIZES
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 

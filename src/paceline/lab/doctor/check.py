@@ -12,17 +12,22 @@ from paceline.core.errors import PacelineError, WorldError
 from paceline.core.units import seconds
 from paceline.core.world import World
 from paceline.parallel.environ import is_one_node, world_from_environ
+from paceline.parallel.network_interface import interface_to
 
 FindingState = Literal["ok", "look", "wrong"]
 _STATES_BY_SEVERITY: Final[tuple[FindingState, ...]] = ("ok", "look", "wrong")
 T = TypeVar("T")
 ANSWER_TIMEOUT_S: Final = 3.0
 """Default timeout in seconds. An unresponsive name server takes half a minute, and a dead disk forever."""
+GLOO_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
+
+Outcome = tuple[FindingState, str, str]
+"""Result of a check: state, what was found, and advice ("" if ok)."""
 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """Result of a check: name, state, what was found, and advice ("" if ok).
+    """Result of the check `name`: state, what was found, and advice ("" if ok).
 
     `ok`: as it should be. `look`: a run works, but slower or less safely than it could. `wrong`: a run would fail.
     `where` names the rank and host, "" for this machine.
@@ -37,28 +42,6 @@ class DoctorFinding:
     def __post_init__(self) -> None:
         assert (self.state == "ok") == (not self.advice), (self.name, self.state, self.advice)
 
-    @classmethod
-    def ok(cls, name: str, found: str) -> "DoctorFinding":
-        """Return a finding without problem."""
-        return cls(name, "ok", found)
-
-    @classmethod
-    def warning(cls, name: str, found: str, advice: str) -> "DoctorFinding":
-        """Return a warning: a run works, but less well."""
-        return cls(name, "look", found, advice)
-
-    @classmethod
-    def problem(cls, name: str, found: str, advice: str) -> "DoctorFinding":
-        """Return a problem: a run would fail."""
-        return cls(name, "wrong", found, advice)
-
-    @classmethod
-    def from_error(cls, name: str, error: PacelineError) -> "DoctorFinding":
-        """Return the problem that a run would fail with `error`."""
-        # Every message ends with its fix in parentheses.
-        found, _, advice = str(error).rpartition(" (")
-        return cls(name, "wrong", found, advice.removesuffix(")")) if found else cls(name, "wrong", advice, "fix it")
-
     def with_location(self, where: str) -> "DoctorFinding":
         """Return the finding for a location such as `rank 3 (node07)`."""
         return replace(self, where=where)
@@ -68,14 +51,31 @@ class DoctorFinding:
         return asdict(self)
 
 
+def ok(found: str) -> Outcome:
+    """Return an outcome without problem."""
+    return "ok", found, ""
+
+
+def look(found: str, advice: str) -> Outcome:
+    """Return a warning: a run works, but less well."""
+    return "look", found, advice
+
+
+def wrong(found: str, advice: str) -> Outcome:
+    """Return a problem: a run would fail."""
+    return "wrong", found, advice
+
+
+def wrong_by(error: PacelineError) -> Outcome:
+    """Return the problem that a run would fail with `error`."""
+    # Every message ends with its fix in parentheses.
+    found, _, advice = str(error).rpartition(" (")
+    return wrong(found, advice.removesuffix(")")) if found else wrong(advice, "fix it")
+
+
 def find_worst_state(findings: Iterable[DoctorFinding]) -> FindingState:
     """Return the worst state of `findings`, `ok` if there are none."""
     return max((finding.state for finding in findings), key=_STATES_BY_SEVERITY.index, default="ok")
-
-
-def has_problem(findings: Iterable[DoctorFinding]) -> bool:
-    """Return whether a run would fail because of one of `findings`."""
-    return find_worst_state(findings) == "wrong"
 
 
 def call_with_timeout(function: Callable[[], T], timeout_s: float = ANSWER_TIMEOUT_S) -> T:
@@ -102,14 +102,11 @@ def call_with_timeout(function: Callable[[], T], timeout_s: float = ANSWER_TIMEO
 class HostContext:
     """This process with its variables `environ`, and `folder`, where a run would write.
 
-    `now` returns monotonic seconds, `unix_s` is seconds since 1970, `root` contains /proc, /sys and /dev, and
-    `import_module` imports a module by name.
+    `root` contains /proc, /sys and /dev, and `import_module` imports a module by name.
     """
 
     environ: Mapping[str, str]
     folder: Path
-    now: Callable[[], float]
-    unix_s: float
     root: Path = Path("/")
     import_module: Callable[[str], Any] = importlib.import_module
 
@@ -128,17 +125,21 @@ class HostContext:
             return not is_one_node(self.environ, self.world)
         return self.get_env_int("SLURM_JOB_NUM_NODES", 1) > 1
 
+    @cached_property
+    def chosen_interface(self) -> str:
+        """The interface that a run would choose for gloo between nodes; "" for the one of the host's name."""
+        # A batch script runs on the first node of its job, which will have rank 0.
+        if self.environ.get(GLOO_VARIABLE) or not self.spans_nodes:
+            return ""
+        try:
+            return call_with_timeout(lambda: interface_to(self.world.master_addr))
+        except OSError:
+            return ""
+
     def get_env_int(self, variable: str, default: int) -> int:
         """Return an integer variable, or `default` if it is missing or not an integer."""
         text = self.environ.get(variable, "")
         return int(text) if text.isdecimal() else default
-
-    def read_text(self, path: str) -> str:
-        """Return the content of a file below `root`, or "" if it is unreadable."""
-        try:
-            return (self.root / path).read_text(errors="replace").strip()
-        except OSError:
-            return ""
 
 
 def format_os_error(error: OSError) -> str:

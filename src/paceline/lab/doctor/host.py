@@ -1,34 +1,39 @@
-"""Check one host: versions, cores, load, memory, limits and clock."""
+"""Check one machine by a table of checks: packages, cores, GPUs, memory, limits, run directory and network."""
 
 import contextlib
-import ctypes
 import os
 import platform
 import resource
 import shutil
-import struct
-import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 from paceline import __version__
-from paceline.core.host import INFINITY, CgroupLimits, find_limits, rank_cores
+from paceline.core.host import INFINITY, find_limits, rank_cores
 from paceline.core.process import cpu_ticks, descendants
-from paceline.core.units import count, seconds, share, size
+from paceline.core.units import count, share, size
+from paceline.data.files import printable
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.worker_limits import estimate_batch_bytes
-from paceline.lab.doctor.check import DoctorFinding, HostContext
-from paceline.lab.doctor.gpus import check_gpus
-from paceline.lab.doctor.network import check_network, check_rendezvous
-from paceline.lab.doctor.storage import check_storage
+from paceline.lab.doctor.check import (
+    DoctorFinding,
+    HostContext,
+    Outcome,
+    call_with_timeout,
+    format_os_error,
+    look,
+    ok,
+    wrong,
+)
+from paceline.lab.doctor.network import check_gloo, check_host_name, check_launcher, check_port
 from paceline.measure.bottleneck import LOST_CPU_SHARE
-from paceline.measure.cpu import core_ticks
-from paceline.parallel.environ import count_gpus
+from paceline.measure.cpu import ReadCores
+from paceline.measure.machine import read_driver_version
+from paceline.parallel.environ import count_gpus, has_own_gpu
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _SAMPLE_S: Final = 0.5
 """Sampling time of the cores: 50 clock ticks each."""
 _LOW_MEMORY_BYTES: Final = 2 * 2**30
@@ -46,205 +51,211 @@ _FILES_PER_WORKER: Final = 24
 _RENDEZVOUS_FILES: Final = 21
 _FILES_PER_RANK: Final = 2
 """Files of gloo: 21 + 2n for n ranks, measured with torch 2.15 by counting /proc/self/fd."""
-_LOW_LOCKED_BYTES: Final = 2**30
-_TIME_ERROR: Final = 5
-"""TIME_ERROR, the clock is not synchronized: adjtimex(2)."""
-_TIMEX: Final = struct.Struct("@I4xqqqq")
-"""First fields of `struct timex` with a 64-bit long: modes, offset, freq, and maxerror in microseconds."""
-_TIMEX_BYTES: Final = 256  # it has 208
-KernelClock = tuple[int, float]
-"""Return value of adjtimex(2), negative if unavailable; and the maximum error of the clock in seconds."""
+_LOW_DISK_BYTES: Final = 5 * 10**9
+_DISK_TIMEOUT_S: Final = 10.0
+_MAX_GPU_MEMORY_SHARE: Final = 0.2
+"""Share of a GPU's memory: a driver uses less than 1 %, and a process with a context about 0.5 GB."""
+_HARDWARE_SLOWDOWN: Final = 0x8 | 0x20 | 0x40 | 0x80
+"""nvmlClocksEventReason: HwSlowdown, SwThermalSlowdown, HwThermalSlowdown and HwPowerBrakeSlowdown.
+
+Other reasons, such as an idle GPU or its power limit, are no fault. https://docs.nvidia.com/deploy/nvml-api/
+"""
 
 
-def check_cores(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield findings on the CPU."""
-    yield _check_usable_cores(host)
-    yield _check_threads(host)
-    yield _check_numa(host)
+def check_host(host: HostContext) -> Iterator[DoctorFinding]:
+    """Yield the findings on this machine, in the order in which a run would depend on them."""
+    for name, check in HOST_CHECKS:
+        outcome = check(host)
+        if outcome is not None:
+            yield DoctorFinding(name, *outcome)
 
 
-def _check_usable_cores(host: HostContext) -> DoctorFinding:
-    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    ranks, found = host.world.local_world_size, f"{usable} of {present} usable"
-    requested = host.get_env_int("SLURM_CPUS_PER_TASK", 0)
+def check_versions(host: HostContext) -> Outcome:
+    """Check that the packages of a run are installed."""
+    found, missing = [f"Python {platform.python_version()}", f"paceline {__version__}"], []
+    for name in ("torch", "torchvision", "numpy"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return wrong(f"{', '.join(found)}; no {', '.join(missing)}", "pip install paceline")
+    return ok(", ".join(found))
+
+
+def check_cores(host: HostContext) -> Outcome:
+    """Check that affinity and CPU quota leave every rank of this machine a core."""
+    usable, ranks = len(os.sched_getaffinity(0)), host.world.local_world_size
+    found = f"{usable} of {os.cpu_count() or 1} usable"
     # A quota of whole cores works as fewer cores; a fraction throttles all threads for a part of each period.
     quota = find_limits(host.root / "proc", host.root / "sys/fs/cgroup").cores
     if quota < usable and (quota < ranks or quota % 1):
-        return DoctorFinding.warning(
-            "cores",
+        return look(
             f"{found}, but only {quota:g} s of CPU time per second{f' for {ranks} ranks' if ranks > 1 else ''}",
-            f"give the container or job whole cores, at least one per rank (docker --cpuset-cpus, an integer "
+            "give the container or job whole cores, at least one per rank (docker --cpuset-cpus, an integer "
             f"Kubernetes limit); paceline uses {max(1, int(quota))}, and more would be throttled",
         )
     found += f", {quota:g} s of CPU time per second" if quota < usable else ""
+    requested = host.get_env_int("SLURM_CPUS_PER_TASK", 0)
     if usable < requested and host.world.launcher == "slurm":
-        return DoctorFinding.warning(
-            "cores",
-            f"{found}, but {requested} per task were requested from Slurm",
-            "start with srun --cpus-per-task=$SLURM_CPUS_PER_TASK, which srun no longer takes from the job",
-        )
-    together = _count_node_cores(host, usable)
-    if ranks > together:
-        return DoctorFinding.warning(
-            "cores", f"{found}, for {count(ranks, 'rank')}", f"start {together} per node, or request more"
-        )
-    return DoctorFinding.ok("cores", found)
-
-
-def _count_node_cores(host: HostContext, usable: int) -> int:
+        advice = "start with srun --cpus-per-task=$SLURM_CPUS_PER_TASK, which srun no longer takes from the job"
+        return look(f"{found}, but {requested} per task were requested from Slurm", advice)
     # Ranks bound to cores have different ones each, so look at the launcher's affinity, too.
-    launchers = 0
+    together = max(usable, host.world.allocated_cpus)
     if host.world.launcher in ("local", "torchrun"):
         with contextlib.suppress(ProcessLookupError):  # the parent has exited
-            launchers = len(os.sched_getaffinity(os.getppid()))
-    return max(usable, launchers, host.world.allocated_cpus)
+            together = max(together, len(os.sched_getaffinity(os.getppid())))
+    if ranks > together:
+        return look(f"{found}, for {count(ranks, 'rank')}", f"start {together} per node, or request more")
+    return ok(found)
 
 
-def _check_threads(host: HostContext) -> DoctorFinding:
-    limits = [f"{name}={host.environ[name]}" for name in _THREAD_VARIABLES if name in host.environ]
-    found = f"{', '.join(limits)} (set for each rank by parallel.threads)" if limits else "set for each rank"
-    return DoctorFinding.ok("threads", found)
-
-
-def _check_numa(host: HostContext) -> DoctorFinding:
-    """Return the NUMA nodes with their cores and GPUs.
-
-    https://docs.kernel.org/admin-guide/mm/numaperf.html,
-    https://www.kernel.org/doc/Documentation/ABI/testing/sysfs-bus-pci
-    """
-    folders = sorted((host.root / "sys/devices/system/node").glob("node[0-9]*"), key=_parse_numa_node)
-    if not folders:
-        return DoctorFinding.ok("NUMA", "not reported by the kernel")
-    gpus = _list_gpus_by_numa_node(host)
-    cores_by_node = {
-        _parse_numa_node(folder): host.read_text(f"sys/devices/system/node/{folder.name}/cpulist") for folder in folders
-    }
-    descriptions = [_format_numa_node(number, cores, gpus.get(number, [])) for number, cores in cores_by_node.items()]
-    found = f"{count(len(cores_by_node), 'node')}: {'; '.join(descriptions)}"
-    gpu_cores = {core for number in gpus for core in parse_core_list(cores_by_node.get(number, ""))}
-    if gpu_cores and not gpu_cores & os.sched_getaffinity(0):
-        return DoctorFinding.warning(
-            "NUMA",
-            f"{found}; this process may use no core near a GPU",
-            "bind each rank near its GPU: srun --gpus-per-task=1 --gpu-bind=single:1, or numactl --cpunodebind=N",
-        )
-    return DoctorFinding.ok("NUMA", found)
-
-
-def parse_core_list(text: str) -> set[int]:
-    """Return the cores of a kernel's list, such as `0-3,8`."""
-    cores: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (not last or last.isdecimal()):
-            cores |= set(range(int(first), int(last or first) + 1))
-    return cores
-
-
-def _list_gpus_by_numa_node(host: HostContext) -> dict[int, list[str]]:
-    gpus: dict[int, list[str]] = {}
-    for folder in sorted((host.root / "proc/driver/nvidia/gpus").glob("*:*")):
-        number = host.read_text(f"sys/bus/pci/devices/{folder.name.lower()}/numa_node")
-        if number.isdecimal():  # -1 for a single or unknown node
-            gpus.setdefault(int(number), []).append(folder.name)
-    return gpus
-
-
-def _format_numa_node(number: int, cores: str, gpus: list[str]) -> str:
-    parts = [f"cores {cores}" if cores else "no cores", *([f"GPU {', '.join(gpus)}"] if gpus else [])]
-    return f"{number} has {' and '.join(parts)}"
-
-
-def _parse_numa_node(folder: Path) -> int:
-    return int(folder.name.removeprefix("node"))
-
-
-def _sleep(seconds: float) -> None:
-    threading.Event().wait(seconds)
-
-
-class CpuTicks(NamedTuple):
-    """Clock ticks of the cores: used by all processes, stolen by a hypervisor, and used by paceline."""
-
-    busy: int
-    stolen: int
-    own: int
-
-
-def sample_ticks(
-    host: HostContext, cores: Sequence[int], wait: Callable[[float], object] = _sleep
-) -> tuple[CpuTicks, float]:
-    """Return the ticks used of `cores` during a sample, and the ticks per core in it."""
-    # Ranks that `doctor --ranks` started have the same parent and do not count as other processes.
-    before, start_s = _read_ticks(host, cores), host.now()
-    wait(_SAMPLE_S)
-    after, end_s = _read_ticks(host, cores), host.now()
-    passed = CpuTicks(*(after_ticks - before_ticks for before_ticks, after_ticks in zip(before, after, strict=True)))
-    return passed, ((end_s - start_s) or _SAMPLE_S) * os.sysconf("SC_CLK_TCK")
-
-
-def check_load(host: HostContext, wait: Callable[[float], object] = _sleep) -> DoctorFinding:
-    """Return how many of the usable cores other processes keep busy."""
+def check_load(host: HostContext) -> Outcome:
+    """Check how many of the usable cores other processes, and other virtual machines, keep busy."""
     cores = sorted(os.sched_getaffinity(0))
-    if not host.read_text("proc/stat"):
-        return DoctorFinding.ok("load", "not reported by the kernel")
-    passed, ticks_per_core = sample_ticks(host, cores, wait)
-    others = max(0, passed.busy - passed.own + passed.stolen) / ticks_per_core
-    busy_share = min(1.0, others / len(cores))
-    found = f"other processes keep {others:.1f} of {len(cores)} cores busy ({share(busy_share)})"
-    load_average = host.read_text("proc/loadavg").split()[:1]
-    if load_average:
-        found += f", load average {load_average[0]}"
+    read_cores = ReadCores(host.import_module("psutil"), cores)
+    before, own_before_s = read_cores(), _read_own_cpu_s(host)
+    threading.Event().wait(_SAMPLE_S)
+    after, own_after_s = read_cores(), _read_own_cpu_s(host)
+    available_s = after.available_s - before.available_s
+    if available_s <= 0:
+        return ok("not reported by the kernel")
+    others_s = after.busy_s - before.busy_s - (own_after_s - own_before_s)
+    busy_share = min(1.0, max(0.0, others_s / available_s))
+    busy_cores, load_average = busy_share * len(cores), os.getloadavg()[0]
+    found = f"other processes keep {busy_cores:.1f} of {len(cores)} cores busy ({share(busy_share)})"
+    found += f", load average {load_average:.2f}"
     if busy_share < LOST_CPU_SHARE:
-        return DoctorFinding.ok("load", found)
-    hypervisor = ", or move off a shared virtual machine" if passed.stolen > passed.busy - passed.own else ""
-    return DoctorFinding.warning("load", found, f"stop them before measuring: a run would share the cores{hypervisor}")
+        return ok(found)
+    return look(found, "stop them, or move off a shared virtual machine, before measuring: a run would share the cores")
 
 
-def _read_ticks(host: HostContext, cores: Sequence[int]) -> CpuTicks:
-    proc = host.root / "proc"
+def _read_own_cpu_s(host: HostContext) -> float:
+    # Ranks that `doctor --ranks` started have the same parent and do not count as other processes.
     top = os.getpid() if host.world.local_world_size == 1 else os.getppid()
-    own = sum(cpu_ticks(pid, proc) for pid in {os.getpid(), top, *descendants(top, proc)})
-    return CpuTicks(*core_ticks(cores, proc), own)
+    ticks = sum(cpu_ticks(pid) for pid in {os.getpid(), top, *descendants(top)})
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def check_memory_and_limits(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield findings on memory and limits, for images of a typical size."""
-    yield _check_memory(host)
-    yield _check_shared_memory(host)
-    yield _check_open_files(host)
-    yield from _check_locked_memory(host)
+def check_gpus(host: HostContext) -> Outcome:
+    """Check that torch sees the GPUs, and that there is one for each rank."""
+    present = _count_gpus(host)
+    if not present:
+        hidden = count_gpus({}, host.root / "dev")
+        given = host.get_env_int("SLURM_GPUS_ON_NODE", 0)
+        if given:
+            advice = "start with srun --gpus-per-node=N or --gpus-per-task=1"
+            return look(f"none, but Slurm allocated {given} on this node", advice)
+        named = f" of {hidden} (CUDA_VISIBLE_DEVICES={host.environ.get('CUDA_VISIBLE_DEVICES')!r})" if hidden else ""
+        return ok(f"none{named}: runs train on the CPU")
+    torch = host.import_module("torch")
+    seen, ranks = torch.cuda.device_count(), host.world.local_world_size
+    names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in range(seen)}))
+    driver, cuda = read_driver_version(host.root / "proc"), torch.version.cuda
+    parts = [f"{present} ({names})" if names else str(present)]
+    parts += [f"{name} {value}" for name, value in (("driver", driver), ("CUDA", cuda)) if value]
+    found = ", ".join(parts)
+    if seen < present:
+        why = "is built for the driver's CUDA, or renew the driver" if cuda else "is built for GPUs"
+        return wrong(f"{found}, torch sees {seen}", f"install a torch that {why} (https://pytorch.org/get-started)")
+    if ranks > present and not has_own_gpu(host.world, present):
+        advice = f"start {present} per node, or request more (with Slurm --gpus-per-node={ranks} or --gpus-per-task=1)"
+        return wrong(f"{found}, for {count(ranks, 'rank')}", advice)
+    return ok(found)
 
 
-def _check_memory(host: HostContext) -> DoctorFinding:
-    lines = host.read_text("proc/meminfo").splitlines()
-    values = dict(line.split(":", 1) for line in lines if ":" in line)
-    if not {"MemAvailable", "MemTotal"} <= values.keys():
-        return DoctorFinding.ok("memory", "not reported by the kernel")
-    available, total = (int(values[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
-    limits, scope = find_limits(host.root / "proc", host.root / "sys/fs/cgroup"), ""
+def check_nccl(host: HostContext) -> Outcome | None:
+    """Check that torch has NCCL, if there are GPUs."""
+    if not _count_gpus(host):
+        return None
+    torch = host.import_module("torch")
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        advice = "install a torch for CUDA (https://pytorch.org/get-started), or set parallel.backend=gloo, far slower"
+        return wrong("none in this torch", advice)
+    return ok(".".join(str(part) for part in torch.cuda.nccl.version()))
+
+
+def check_gpu_health(host: HostContext) -> Outcome | None:
+    """Check the GPUs by NVML: https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html."""
+    if not _count_gpus(host):
+        return None
+    try:
+        nvml = host.import_module("pynvml")
+    except ImportError:
+        return ok("unknown: nvidia-ml-py is not installed (pip install 'paceline[telemetry]')")
+    try:
+        # The driver may be absent or broken although the library is installed.
+        nvml.nvmlInit()
+        numbers = _list_visible_gpus(host, nvml.nvmlDeviceGetCount())
+        faults = [fault for number in numbers for fault in _iter_gpu_faults(nvml, number)]
+        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        return look(f"unknown: NVML: {error}", "run nvidia-smi for details")
+    if not faults:
+        return ok(f"no problems with {count(len(numbers), 'GPU')}")
+    return look("; ".join(found for found, _ in faults), "; ".join(dict.fromkeys(advice for _, advice in faults)))
+
+
+def _count_gpus(host: HostContext) -> int:
+    return count_gpus(host.environ, host.root / "dev")
+
+
+def _list_visible_gpus(host: HostContext, num: int) -> list[int]:
+    # Entries may be UUIDs, which NVML does not number: then check all GPUs.
+    entries = host.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    numbers = [int(entry) for entry in entries if entry.strip().isdecimal() and int(entry) < num]
+    return numbers if len(numbers) == len(entries) else list(range(num))
+
+
+def _iter_gpu_faults(nvml: Any, number: int) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a GPU, and the advice. A query that the GPU does not support finds nothing."""
+    gpu, name = nvml.nvmlDeviceGetHandleByIndex(number), f"GPU {number}"
+    with contextlib.suppress(nvml.NVMLError):
+        memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
+        if memory.used > _MAX_GPU_MEMORY_SHARE * memory.total:
+            used = f"{size(memory.used)} of {size(memory.total)}"
+            yield f"{name}: other programs use {used}", "stop them: nvidia-smi lists them"
+    with contextlib.suppress(nvml.NVMLError):
+        errors = nvml.nvmlDeviceGetTotalEccErrors(gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        if errors:
+            yield f"{name}: {count(errors, 'uncorrected memory error')}", "have the GPU reset, or leave it out"
+    with contextlib.suppress(nvml.NVMLError):
+        if nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & _HARDWARE_SLOWDOWN:
+            yield f"{name} is throttled by its temperature or power supply", "check its cooling and power"
+
+
+def check_native_core(host: HostContext) -> Outcome:
+    """Check that the C extension of the data path was built."""
+    core = load_native()
+    if core is None:
+        lost, _, advice = NATIVE_MISSING_MESSAGE.rpartition(" (")
+        return look(lost, advice.removesuffix(")"))
+    return ok(f"built, uses {core.isa()}")
+
+
+def check_memory(host: HostContext) -> Outcome:
+    """Check the free memory of the machine, or of its container or job."""
+    memory = host.import_module("psutil").virtual_memory()
+    available, total, scope = memory.available, memory.total, ""
+    limits = find_limits(host.root / "proc", host.root / "sys/fs/cgroup")
     if limits.memory_bytes < total:
         total, scope = int(limits.memory_bytes), " that this container or job may use"
-        available = min(available, _compute_available_memory(limits))
+        with contextlib.suppress(OSError, ValueError):  # the usage is unknown
+            available = min(available, max(0, total - limits.used_memory_bytes()))
+        available = min(available, total)
     found = f"{size(available)} free of {size(total)}{scope}"
     if available < _LOW_MEMORY_BYTES:
-        return DoctorFinding.warning("memory", found, "stop other programs, request more, or lower data.workers")
-    return DoctorFinding.ok("memory", found)
+        return look(found, "stop other programs, request more, or lower data.workers")
+    return ok(found)
 
 
-def _compute_available_memory(limits: CgroupLimits) -> int:
-    used = 0  # if the usage is unknown
-    with contextlib.suppress(OSError, ValueError):
-        used = limits.used_memory_bytes()
-    return max(0, int(limits.memory_bytes) - used)
-
-
-def _check_shared_memory(host: HostContext) -> DoctorFinding:
+def check_shared_memory(host: HostContext) -> Outcome:
+    """Check that /dev/shm holds the batches of workers, for images of a typical size."""
     folder = host.root / "dev" / "shm"
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
-        return DoctorFinding.problem("shared memory", f"no {folder}", "mount a tmpfs there, or set data.workers=0")
+        return wrong(f"no {folder}", "mount a tmpfs there, or set data.workers=0")
     ranks = host.world.local_world_size
     workers = min(_MAX_WORKERS, max(1, _count_rank_cores(host) - 1))
     # Batches of workers travel through shared memory, as do those in preparation.
@@ -254,109 +265,78 @@ def _check_shared_memory(host: HostContext) -> DoctorFinding:
     if free < least:
         per_rank = f" of each of {ranks} ranks" if ranks > 1 else ""
         needed = f"one worker{per_rank} with batches of 64 images needs {size(least)}"
-        return DoctorFinding.problem("shared memory", f"{found}; {needed}", f"{advice}, or set data.workers=0")
+        return wrong(f"{found}; {needed}", f"{advice}, or set data.workers=0")
     if free < max(usual, _LOW_SHM_BYTES):
         needed = f"{count(workers, 'worker')} per rank with batches of 64 images need {size(usual)}"
-        return DoctorFinding.warning("shared memory", f"{found}; {needed}", f"{advice}, or set data.workers lower")
-    return DoctorFinding.ok("shared memory", found)
+        return look(f"{found}; {needed}", f"{advice}, or set data.workers lower")
+    return ok(found)
 
 
-def _check_open_files(host: HostContext) -> DoctorFinding:
-    soft, hard = (
-        INFINITY if limit == resource.RLIM_INFINITY else limit for limit in _get_limits(resource.RLIMIT_NOFILE)
-    )
+def check_open_files(host: HostContext) -> Outcome:
+    """Check the limit of open files against what ranks and workers open."""
+    soft, hard = (INFINITY if each == resource.RLIM_INFINITY else each for each in _get_file_limits())
     ranks, workers = host.world.world_size, min(_MAX_WORKERS, _count_rank_cores(host))
     rendezvous_files = _RENDEZVOUS_FILES + _FILES_PER_RANK * ranks if ranks > 1 else 0
     needed = _BASE_FILES + rendezvous_files + _FILES_PER_WORKER * workers
-    found = f"{_format_limit(soft)} (at most {_format_limit(hard)})"
+    soft_text, hard_text = ("any number" if each == INFINITY else f"{each:,.0f}" for each in (soft, hard))
+    found = f"{soft_text} (at most {hard_text})"
     if hard < needed:
         advice = f"raise it (ulimit -n {needed}; docker --ulimit nofile={needed}), or set data.workers=0"
-        return DoctorFinding.problem("open files", f"{found}; a rank may need {needed:,}", advice)
+        return wrong(f"{found}; a rank may need {needed:,}", advice)
     if soft < needed:
-        return DoctorFinding.warning("open files", f"{found}; a rank may need {needed:,}", f"ulimit -n {needed}")
-    return DoctorFinding.ok("open files", found)
+        return look(f"{found}; a rank may need {needed:,}", f"ulimit -n {needed}")
+    return ok(found)
 
 
-def _check_locked_memory(host: HostContext) -> Iterator[DoctorFinding]:
-    # InfiniBand locks the memory that it transfers; only GPUs of several nodes use it.
-    is_used = host.spans_nodes and count_gpus(host.environ, host.root / "dev")
-    if not is_used or not any((host.root / "sys/class/infiniband").glob("*")):
-        return
-    soft, _ = _get_limits(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY or soft >= _LOW_LOCKED_BYTES:
-        yield DoctorFinding.ok("locked memory", "any amount" if soft == resource.RLIM_INFINITY else size(soft))
-        return
-    advice = "ulimit -l unlimited, on every node (docker --ulimit memlock=-1), or NCCL_IB_DISABLE=1, which is slower"
-    yield DoctorFinding.warning("locked memory", f"{size(soft)}, but InfiniBand needs more", advice)
+def _get_file_limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _count_rank_cores(host: HostContext) -> int:
     return rank_cores(host.world, host.root / "proc", host.root / "sys/fs/cgroup")
 
 
-def _get_limits(kind: int) -> tuple[int, int]:
-    return resource.getrlimit(kind)
+def check_disk(host: HostContext) -> Outcome:
+    """Check that the run directory is writable, on every node, and its free space."""
+    folder = printable(host.folder)
+    try:
+        total, free = call_with_timeout(lambda: _probe_folder(host), _DISK_TIMEOUT_S)
+    except OSError as error:
+        found = f"{folder} cannot be written to: {format_os_error(error)}"
+        return wrong(found, "make it writable, or name another folder with --run-dir")
+    found = f"{size(free)} free at {folder}"
+    if total > 0 and free < _LOW_DISK_BYTES:  # some network file systems report 0 of 0
+        return look(found, "free some, or name another folder with --run-dir")
+    return ok(found)
 
 
-def _format_limit(limit: float) -> str:
-    return "any number" if limit == INFINITY else f"{limit:,.0f}"
+def _probe_folder(host: HostContext) -> tuple[int, int]:
+    """Return total and free bytes. Raise `OSError` if no file can be opened there."""
+    folder = host.folder.absolute()
+    # The run directory may not exist yet, so probe the closest existing parent.
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if host.world.is_node_main:
+        # The file has no name, so it vanishes even if this process is killed.
+        tempfile.TemporaryFile(prefix=".paceline-", dir=existing).close()
+    usage = shutil.disk_usage(existing)
+    return usage.total, usage.free
 
 
-def read_kernel_clock() -> KernelClock:
-    """Query the kernel's clock state without changing it."""
-    if not sys.platform.startswith("linux") or struct.calcsize("@l") != 8:
-        return -1, 0.0
-    buffer = ctypes.create_string_buffer(_TIMEX_BYTES)  # modes = 0: read only
-    state = ctypes.CDLL(None).adjtimex(buffer)
-    *_, max_error_us = _TIMEX.unpack_from(buffer.raw)
-    return state, max_error_us / 1e6
-
-
-def check_clock(host: HostContext, read_clock: Callable[[], KernelClock] = read_kernel_clock) -> DoctorFinding:
-    """Check that the clock is synchronized."""
-    state, off_s = read_clock()
-    if state < 0:
-        return DoctorFinding.ok("clock", "not reported by the kernel")
-    if state != _TIME_ERROR:
-        return DoctorFinding.ok("clock", f"synchronized, at most {seconds(off_s)} off")
-    if host.spans_nodes:
-        return DoctorFinding.warning(
-            "clock", "not synchronized, according to the kernel", "run an NTP client (chrony) on it"
-        )
-    return DoctorFinding.ok("clock", "fine for one machine (not set by NTP, which only several nodes need)")
-
-
-def check_host(host: HostContext) -> Iterator[DoctorFinding]:
-    """Yield the findings on this machine, in the order in which a run would depend on them."""
-    # In the order in which a run would depend on them.
-    yield _check_versions()
-    yield from check_cores(host)
-    yield check_load(host)
-    yield from check_gpus(host)
-    yield _check_native_core()
-    yield from check_memory_and_limits(host)
-    yield from check_storage(host)
-    yield from check_network(host)
-    yield from check_rendezvous(host)
-    yield check_clock(host)
-
-
-def _check_versions() -> DoctorFinding:
-    found = [f"Python {platform.python_version()}", f"paceline {__version__}"]
-    missing = []
-    for name in ("torch", "torchvision", "numpy"):
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            missing.append(name)
-    if missing:
-        return DoctorFinding.problem("versions", f"{', '.join(found)}; no {', '.join(missing)}", "pip install paceline")
-    return DoctorFinding.ok("versions", ", ".join(found))
-
-
-def _check_native_core() -> DoctorFinding:
-    core = load_native()
-    if core is None:
-        lost, _, advice = NATIVE_MISSING_MESSAGE.rpartition(" (")
-        return DoctorFinding.warning("native core", lost, advice.removesuffix(")"))
-    return DoctorFinding.ok("native core", f"built, uses {core.isa()}")
+HOST_CHECKS: Final[tuple[tuple[str, Callable[[HostContext], Outcome | None]], ...]] = (
+    ("versions", check_versions),
+    ("cores", check_cores),
+    ("load", check_load),
+    ("GPUs", check_gpus),
+    ("NCCL", check_nccl),
+    ("GPU health", check_gpu_health),
+    ("native core", check_native_core),
+    ("memory", check_memory),
+    ("shared memory", check_shared_memory),
+    ("open files", check_open_files),
+    ("disk", check_disk),
+    ("host name", check_host_name),
+    ("gloo", check_gloo),
+    ("launcher", check_launcher),
+    ("port", check_port),
+)
+"""Names and functions of all checks of a machine, in the order in which a run would depend on them."""

@@ -1,42 +1,49 @@
-"""Check the ranks of a launched job together: their facts, clocks and links."""
+"""Check the ranks of a launched job together: their versions, devices, findings, clocks and links."""
 
 import contextlib
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import socket
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Final
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
-from paceline.core.units import Duration, count, seconds
+from paceline.core.process import PROC, read_text_or_empty
+from paceline.core.source_digest import code_version
+from paceline.core.units import Duration, count, join_few, number, seconds
 from paceline.core.world import World
-from paceline.lab.doctor.check import DoctorFinding, find_worst_state
-from paceline.lab.doctor.compare_ranks import (
-    MAX_PAIRED_HOSTS,
-    RankFacts,
-    blame_slow_hosts,
-    collect_facts,
-    compare_ranks,
-    group_by_machine,
-    rate_all_reduce,
-)
-from paceline.lab.link_timing import RankPair, measure_all_reduces, time_rank_pairs
+from paceline.lab.doctor.check import DoctorFinding, find_worst_state, look, ok, wrong_by
+from paceline.lab.doctor.network import find_gloo_interface
+from paceline.lab.link_timing import measure_all_reduces
+from paceline.lab.predict.network import GIGA, AllReduceMeasurement
 from paceline.measure.machine import describe_machine
 from paceline.measure.throughput import unix_s
-from paceline.measure.timer import now_s
 from paceline.parallel.device import choose_device, set_threads
 from paceline.parallel.process_group import RankStore, process_group, rendezvous
 from paceline.parallel.rendezvous import missing_keys
 from paceline.recipe.schema.train import Parallel
 
-MAX_CLOCK_OFFSET_S: Final = 1.0
-"""Smaller offsets affect neither records, whose timestamps are in seconds, nor the age of heartbeats."""
-_NUM_TRIES: Final = 8
+COMPARED_VERSIONS: Final = ("paceline", "torch", "nccl", "driver", "cuda", "python", "torchvision", "numpy")
+"""Versions from `describe_machine`, in the order of reports."""
+_MUST_AGREE: Final = ("paceline", "torch", "nccl")
+"""Ranks with different versions of these would wait in different places, or cannot communicate."""
+MAX_CLOCK_OFFSET_S: Final = 2.0
+"""Smaller offsets affect neither records, whose timestamps are in seconds, nor the age of heartbeats; a message through
+the store takes milliseconds, and longer on a busy machine.
+"""
+_SLOW_BIT_PER_S: Final = 0.5 * GIGA
+"""Half of the slowest network sold today: a lower rate means bad settings, sharing or a defect."""
+_MAX_HOP_S: Final = 5e-3
+"""Ethernet takes 30 to 100 microseconds; a hop of milliseconds leaves the building."""
+_EXAMPLE_GRADIENT_BYTES: Final = 100e6
+"""Example: bytes of the gradients of ResNet-50 in float32."""
 _NO_ENVIRON: Final[Mapping[str, str]] = MappingProxyType({})
 _RENDEZVOUS_TIMEOUT_S: Final = 120.0
 """Timeout of the rendezvous: importing torch from a cold network disk takes a minute."""
@@ -51,87 +58,29 @@ _REPORT_MARGIN_S: Final = 15.0
 _TIME_PER_SIZE_S: Final = 0.4
 """Seconds per all-reduce size; six sizes are timed, fewer over a slow link."""
 _OUTPUT_ADVICE: Final = "check the output of the ranks in torchrun or srun, and their GPUs (nvidia-smi)"
-_SLOW_KEY: Final = "is slow"
 
 
-@dataclass(frozen=True)
-class ClockOffset:
-    """How far a clock is ahead of rank 0's, and the error of the estimate, in seconds."""
+class RankFacts(BaseModel):
+    """Facts of one rank. Unknown fields, of ranks with another version of paceline, are ignored.
 
-    ahead_s: float
-    error_s: float
+    `machine` is equal for ranks that share a network namespace. `refusal` explains why the rank has no `device`.
+    `interface` is gloo's, and `own` are the rank's findings on its machine.
+    """
 
-
-def probe_clock(store: Store, rank: int, now: Callable[[], float]) -> None:
-    """Compare this rank's clock `now` with rank 0's, which calls `serve_clock`, and store the result for rank 0."""
-    # Cristian's algorithm (1989, doi 10.1007/BF01784024), as in NTP: the remote clock is assumed to be read half-way
-    # through a request, and the fastest of several requests is the most exact.
-    offsets: list[ClockOffset] = []
-    for number in range(_NUM_TRIES):
-        sent_s = now()
-        store.set(f"ask/{rank}/{number}", "")
-        remote_s = float(store.get(f"answer/{rank}/{number}"))
-        received_s = now()
-        offsets.append(ClockOffset((sent_s + received_s) / 2 - remote_s, abs(received_s - sent_s) / 2))
-    best = min(offsets, key=lambda each: each.error_s)
-    store.set(f"offset/{rank}", f"{best.ahead_s!r} {best.error_s!r}")
-
-
-def serve_clock(store: Store, ranks: Sequence[int], now: Callable[[], float]) -> dict[int, ClockOffset]:
-    """Answer the requests of `ranks` with rank 0's clock `now`; return the offset of each."""
-    offsets = {}
-    for rank in ranks:
-        for number in range(_NUM_TRIES):
-            store.get(f"ask/{rank}/{number}")  # blocks until the request
-            store.set(f"answer/{rank}/{number}", repr(now()))
-        offsets[rank] = ClockOffset(*map(float, store.get(f"offset/{rank}").split()))
-    return offsets
-
-
-def compare_clocks(offsets: Mapping[int, ClockOffset], ranks: Mapping[int, RankFacts]) -> list[DoctorFinding]:
-    """Return findings on the clocks of hosts, by the probed rank of each."""
-    too_far = {rank: each for rank, each in offsets.items() if abs(each.ahead_s) - each.error_s > MAX_CLOCK_OFFSET_S}
-    if not offsets:
-        return []
-    if not too_far:
-        max_offset_s = max(abs(each.ahead_s) + each.error_s for each in offsets.values())
-        return [DoctorFinding.ok("clocks", f"at most {seconds(max_offset_s)} apart")]
-    descriptions = [_format_offset(ranks[rank], each) for rank, each in too_far.items()]
-    shown = "; ".join(descriptions[:4]) + (f"; and {len(descriptions) - 4} more" if len(descriptions) > 4 else "")
-    advice = "set them by NTP (chronyc tracking, timedatectl): timestamps in logs and attempts, and heartbeat ages"
-    return [DoctorFinding.warning("clocks", shown, f"{advice}, would be wrong")]
-
-
-def _format_offset(rank: RankFacts, offset: ClockOffset) -> str:
-    direction = "ahead of" if offset.ahead_s > 0 else "behind"
-    return f"{rank.label} is {seconds(abs(offset.ahead_s))} {direction} rank 0 (+/- {seconds(offset.error_s)})"
-
-
-@dataclass(frozen=True)
-class RankClocks:
-    """Clocks of a rank: `unix_s`, seconds since 1970, is compared; `now_s` is monotonic."""
-
-    unix_s: Callable[[], float] = unix_s
-    now_s: Callable[[], float] = now_s
-
-
-@dataclass(frozen=True)
-class _CheckSession:
-    """Ranks in the rendezvous: on rank 0 all `ranks`, else this one; `host_leaders` are the first of each host."""
-
-    rank_store: RankStore
-    store: Store
-    ranks: Sequence[RankFacts]
-    host_leaders: Sequence[int]
-    clocks: RankClocks
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    rank: int
+    host: str = ""
+    machine: str = ""
+    versions: dict[str, str] = {}
+    device: str = "cpu"
+    refusal: str = ""
+    interface: str = ""
+    own: tuple[DoctorFinding, ...] = ()
 
     @property
-    def rank(self) -> int:
-        return self.rank_store.world.rank
-
-    @property
-    def ranks_by_number(self) -> Mapping[int, RankFacts]:
-        return {each.rank: each for each in self.ranks}
+    def label(self) -> str:
+        """Label such as `rank 3 (node07)`."""
+        return f"rank {self.rank} ({self.host})"
 
 
 def check_ranks(
@@ -140,7 +89,6 @@ def check_ranks(
     environ: Mapping[str, str] = _NO_ENVIRON,
     *,
     section: Parallel | None = None,
-    clocks: RankClocks | None = None,
 ) -> tuple[DoctorFinding, ...] | None:
     """Return findings on the ranks of `world` on rank 0, None on the others. Every rank must call it.
 
@@ -152,7 +100,7 @@ def check_ranks(
     findings: list[DoctorFinding] = []
     try:
         with rendezvous(world, section) as store:
-            for each in _iter_findings(store, own, environ, section, clocks or RankClocks()):
+            for each in _iter_findings(store, own, environ, section):
                 findings.append(each)  # one by one, to keep what precedes the loss of a rank
     except (WorldError, PeerLostError) as error:
         if not world.is_main:
@@ -162,144 +110,235 @@ def check_ranks(
     return tuple(findings) if world.is_main else None
 
 
-def exchange_facts(store: Store, mine: RankFacts, world_size: int, wait_s: float) -> tuple[RankFacts, ...]:
-    """Send `mine` to rank 0; return there the facts that arrive within `wait_s`, on other ranks only their own."""
-    store.set(f"facts/{mine.rank}", mine.to_json())
-    if mine.rank:
-        return (mine,)
-    keys = [f"facts/{rank}" for rank in range(world_size)]
-    with contextlib.suppress(RuntimeError):  # timed out
-        store.wait(keys, timedelta(seconds=wait_s))
-    silent = set(missing_keys(store, keys))
-    texts = store.multi_get([key for key in keys if key not in silent])
-    return tuple(RankFacts.from_json(text.decode()) for text in texts)
-
-
 def _iter_findings(
-    rank_store: RankStore,
-    own: Sequence[DoctorFinding],
-    environ: Mapping[str, str],
-    section: Parallel,
-    clocks: RankClocks,
+    rank_store: RankStore, own: Sequence[DoctorFinding], environ: Mapping[str, str], section: Parallel
 ) -> Iterator[DoctorFinding]:
     """Yield the findings on the ranks, on rank 0. Raise `PeerLostError` at the end if ranks have not sent facts."""
     assert rank_store.store is not None, "a single rank has no store"
     # Ranks exchange facts through the store, where nothing can hang: a collective of ranks with different torch
     # versions might. They are timed only if there is no problem, with short timeouts.
     store, world = PrefixStore("doctor", rank_store.store), rank_store.world
-    device, refusal = _choose_rank_device(section, world)
-    own_facts = collect_facts(
-        world, own, describe_machine(), environ, device=str(device or ""), gpu=_get_gpu_uuid(device), refusal=refusal
-    )
-    ranks = exchange_facts(store, own_facts, world.world_size, _FACTS_TIMEOUT_S)
-    found = _compare_reported_ranks(ranks, world.world_size) if world.is_main else []
+    device: torch.device | None = None
+    refusal = ""
+    try:
+        device = choose_device(section, world)
+    except WorldError as error:
+        refusal = str(error)
+    ranks = exchange_facts(store, collect_facts(world, own, environ, device, refusal), world.world_size)
+    offsets_s = _exchange_clocks(rank_store, store, ranks)
+    found = [*compare_ranks(ranks, world.world_size), *compare_clocks(offsets_s, ranks)] if world.is_main else []
     yield from found
-    firsts = json.loads(rank_store.broadcast("firsts", json.dumps([each[0].rank for each in group_by_machine(ranks)])))
-    session = _CheckSession(rank_store, store, ranks, firsts, clocks)
-    clocks_found = _exchange_clocks(session)
-    yield from clocks_found
-    has_no_problem = find_worst_state((*own, *found, *clocks_found)) != "wrong"
-    if rank_store.broadcast("goes on", "yes" if has_no_problem else "") and device is not None:
-        yield from _time_links(session, section, device)
+    has_problem = find_worst_state((*own, *found)) == "wrong"
+    if rank_store.broadcast("goes on", "" if has_problem else "yes") and device is not None:
+        yield from _time_links(rank_store, store, ranks, section, device)
     if world.is_main and len(ranks) < world.world_size:
         raise PeerLostError("ranks are silent", is_explained=True)  # do not wait for them at exit
 
 
-def _compare_reported_ranks(ranks: Sequence[RankFacts], world_size: int) -> list[DoctorFinding]:
-    found = compare_ranks(ranks)
-    silent = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
-    if not silent:
-        return found
-    shown = ", ".join(map(str, silent[:8])) + (", ..." if len(silent) > 8 else "")
-    what = f"{count(world_size, 'rank')} joined; {'rank' if len(silent) == 1 else 'ranks'} {shown} died or hung since"
-    # The number of ranks is not known any more, nor whether a missing rank is the first of its host.
-    others = [each for each in found if each.name not in ("ranks", "local ranks")]
-    return [DoctorFinding.problem("ranks", what, _OUTPUT_ADVICE), *others]
-
-
-def _choose_rank_device(section: Parallel, world: World) -> tuple[torch.device | None, str]:
-    try:
-        return choose_device(section, world), ""
-    except WorldError as error:
-        return None, str(error)
-
-
-def _get_gpu_uuid(device: torch.device | None) -> str:
-    if device is None or device.type != "cuda":
-        return ""
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def _exchange_clocks(session: _CheckSession) -> list[DoctorFinding]:
-    # One rank per host, as ranks of a host share its clock.
-    probed = [first for first in session.host_leaders if first]
-    if session.rank in probed:
-        probe_clock(session.store, session.rank, session.clocks.unix_s)
-    return (
-        []
-        if session.rank
-        else compare_clocks(serve_clock(session.store, probed, session.clocks.unix_s), session.ranks_by_number)
+def collect_facts(
+    world: World, own: Sequence[DoctorFinding], environ: Mapping[str, str], device: torch.device | None, refusal: str
+) -> RankFacts:
+    """Collect the facts of this rank."""
+    machine = describe_machine()
+    versions = {**machine, "paceline": code_version(machine)}
+    boot = read_text_or_empty(PROC / "sys/kernel/random/boot_id").strip()
+    return RankFacts(
+        rank=world.rank,
+        host=socket.gethostname(),
+        machine=f"{boot} {(PROC / 'self/ns/net').readlink()}" if boot else socket.gethostname(),
+        versions={name: str(versions[name]) for name in COMPARED_VERSIONS if versions.get(name)},
+        device=device.type if device else "",
+        refusal=refusal,
+        interface=find_gloo_interface(environ)[0],
+        own=tuple(own),
     )
 
 
-def _time_links(session: _CheckSession, section: Parallel, device: torch.device) -> list[DoctorFinding]:
-    rank_store, world = session.rank_store, session.rank_store.world
+def exchange_facts(store: Store, mine: RankFacts, world_size: int) -> tuple[RankFacts, ...]:
+    """Send `mine` to rank 0; return there the facts that arrive in time, on other ranks only their own."""
+    store.set(f"facts/{mine.rank}", mine.model_dump_json())
+    if mine.rank:
+        return (mine,)
+    keys = [f"facts/{rank}" for rank in range(world_size)]
+    with contextlib.suppress(RuntimeError):  # timed out
+        store.wait(keys, timedelta(seconds=_FACTS_TIMEOUT_S))
+    silent = set(missing_keys(store, keys))
+    texts = store.multi_get([key for key in keys if key not in silent])
+    return tuple(RankFacts.model_validate_json(text) for text in texts)
+
+
+def _exchange_clocks(rank_store: RankStore, store: Store, ranks: Sequence[RankFacts]) -> dict[int, float]:
+    """Return on rank 0 by how many seconds the clock of each other host is ahead, by its first rank."""
+    # Ranks that have sent their facts wait here, so they read their clocks when rank 0's message arrives.
+    main_s = float(rank_store.broadcast("clock", repr(unix_s())))
+    store.set(f"ahead/{rank_store.world.rank}", repr(unix_s() - main_s))
+    if not rank_store.world.is_main:
+        return {}
+    firsts = [local_ranks[0].rank for local_ranks in _group_by(ranks, lambda each: each.machine).values()]
+    return {rank: float(store.get(f"ahead/{rank}")) for rank in firsts if rank}
+
+
+def compare_ranks(ranks: Sequence[RankFacts], world_size: int) -> list[DoctorFinding]:
+    """Return findings on ranks, in rank order, before they communicate."""
+    hosts = _group_by(ranks, lambda each: each.machine)
+    names = join_few([local_ranks[0].host for local_ranks in hosts.values()])
+    summary = ok(f"{count(len(ranks), 'rank')} joined, on {count(len(hosts), 'host')}: {names}")
+    silent = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
+    if silent:
+        shown = ", ".join(map(str, silent[:8])) + (", ..." if len(silent) > 8 else "")
+        who = f"{'rank' if len(silent) == 1 else 'ranks'} {shown}"
+        summary = ("wrong", f"{count(world_size, 'rank')} joined; {who} died or hung since", _OUTPUT_ADVICE)
+    return [
+        DoctorFinding("ranks", *summary),
+        *_compare_versions(ranks),
+        *_compare_devices(ranks),
+        *collect_other_findings(ranks),
+    ]
+
+
+def _compare_versions(ranks: Sequence[RankFacts]) -> Iterator[DoctorFinding]:
+    for name in COMPARED_VERSIONS:
+        # A missing version is reported by the rank itself.
+        having = [rank for rank in ranks if name in rank.versions]
+        by_version = _group_by(having, lambda each, name=name: each.versions[name])  # type: ignore[misc]
+        if len(by_version) > 1:
+            state, advice = "wrong" if name in _MUST_AGREE else "look", f"install the same {name} for all ranks"
+            yield DoctorFinding(f"versions of {name}", state, _describe_groups(by_version), advice)  # type: ignore[arg-type]
+
+
+def _compare_devices(ranks: Sequence[RankFacts]) -> Iterator[DoctorFinding]:
+    # The device of a rank is not reported again if its own findings already have a problem.
+    sound = [rank for rank in ranks if find_worst_state(rank.own) != "wrong"]
+    refused = _group_by((rank for rank in sound if rank.refusal), lambda each: each.refusal)
+    for refusal, owners in refused.items():
+        yield DoctorFinding("device", *wrong_by(WorldError(refusal)), format_ranks(owners))
+    kinds = _group_by(sound, lambda each: each.device)
+    if len(kinds) > 1 and not refused:
+        found = f"not all ranks use the same kind of device: {_describe_groups(kinds)}"
+        yield DoctorFinding("device", "wrong", found, "set parallel.device")
+
+
+def collect_other_findings(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
+    """Return the problems of other ranks that rank 0 does not have: one for each name and state, with its ranks."""
+    # By the advice too: the found value may contain an amount that differs.
+    known = {(each.name, each.state, each.advice) for each in ranks[0].own}
+    first: dict[tuple[str, str], DoctorFinding] = {}
+    owners: dict[tuple[str, str], list[RankFacts]] = defaultdict(list)
+    for rank in ranks[1:]:
+        for each in rank.own:
+            if each.state != "ok" and (each.name, each.state, each.advice) not in known:
+                first.setdefault((each.name, each.state), each)
+                owners[each.name, each.state].append(rank)
+    return [each.with_location(format_ranks(owners[key])) for key, each in first.items()]
+
+
+def compare_clocks(offsets_s: Mapping[int, float], ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
+    """Return a finding on the clocks of other hosts, which are `offsets_s` seconds ahead of rank 0's."""
+    if not offsets_s:
+        return []
+    labels = {rank.rank: rank.label for rank in ranks}
+    far = [
+        f"{labels[rank]} is {seconds(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} rank 0"
+        for rank, ahead_s in offsets_s.items()
+        if abs(ahead_s) > MAX_CLOCK_OFFSET_S
+    ]
+    if not far:
+        return [DoctorFinding("clocks", "ok", f"at most {seconds(max(map(abs, offsets_s.values())))} apart")]
+    advice = "set them by NTP (chronyc tracking, timedatectl): timestamps in logs and attempts, and heartbeat ages"
+    return [DoctorFinding("clocks", "look", join_few(far, "; "), f"{advice}, would be wrong")]
+
+
+def format_ranks(ranks: Sequence[RankFacts]) -> str:
+    """Return `rank 1 (hostB)` or `ranks 2-3, 6 (hostB, hostC)`, shortened."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank.rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank.rank]
+        else:
+            runs.append([rank.rank])
+    numbers = join_few(["-".join(map(str, run)) for run in runs])
+    hosts = join_few(list(dict.fromkeys(rank.host for rank in ranks)))
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers} ({hosts})"
+
+
+def _group_by(ranks: Iterable[RankFacts], key: Callable[[RankFacts], str]) -> dict[str, list[RankFacts]]:
+    groups: dict[str, list[RankFacts]] = defaultdict(list)
+    for rank in ranks:
+        groups[key(rank)].append(rank)
+    return groups
+
+
+def _describe_groups(groups: Mapping[str, Sequence[RankFacts]]) -> str:
+    most_common_first = sorted(groups.items(), key=lambda each: -len(each[1]))
+    return "; ".join(f"{value}: {format_ranks(owners)}" for value, owners in most_common_first)
+
+
+def _time_links(
+    rank_store: RankStore, store: Store, ranks: Sequence[RankFacts], section: Parallel, device: torch.device
+) -> list[DoctorFinding]:
+    world = rank_store.world
     set_threads(section, world)
     join_s = _compute_collective_timeout_s(world)
-    found: list[DoctorFinding] = []
     try:
         with process_group(replace(rank_store, timeout=timedelta(seconds=join_s)), section, device):
             measured = measure_all_reduces(world, device, seconds_per_size=_TIME_PER_SIZE_S)
-            found += [rate_all_reduce(measured, session.ranks)] if world.is_main else []
-            if rank_store.broadcast(_SLOW_KEY, "yes" if find_worst_state(found) != "ok" else ""):
-                pairs = _time_host_pairs(session, device)
-                found = [blame_slow_hosts(each, pairs, session.ranks_by_number) for each in found]
     except (RuntimeError, WorldError) as error:
-        if world.is_main:
-            rank_store.broadcast(_SLOW_KEY, "")  # others may wait for it
-        session.store.set(f"end/{world.rank}", _format_first_line(error))
-        return [*found, _build_all_reduce_failure(session, join_s)] if world.is_main else []
-    session.store.set(f"end/{world.rank}", "")
-    return found
+        store.set(f"end/{world.rank}", _format_first_line(error))
+        return [_build_all_reduce_failure(store, ranks, join_s)] if world.is_main else []
+    store.set(f"end/{world.rank}", "")
+    return [rate_all_reduce(measured, ranks)] if world.is_main else []
 
 
-def _time_host_pairs(session: _CheckSession, device: torch.device) -> Mapping[RankPair, float]:
-    # Two hosts have one link, and many would need too many rounds.
-    if not 2 < len(session.host_leaders) <= MAX_PAIRED_HOSTS or session.rank not in session.host_leaders:
-        return {}
-    timed = time_rank_pairs(session.host_leaders, session.rank, device, session.clocks.now_s)
-    session.store.set(
-        f"pairs/{session.rank}", json.dumps([[*pair, bytes_per_s] for pair, bytes_per_s in timed.items()])
-    )
-    if session.rank:
-        return {}
-    rows = [row for first in session.host_leaders for row in json.loads(session.store.get(f"pairs/{first}"))]
-    return {(low, high): bytes_per_s for low, high, bytes_per_s in rows}
+def rate_all_reduce(measured: AllReduceMeasurement, ranks: Sequence[RankFacts]) -> DoctorFinding:
+    """Return a finding on all-reduces between `ranks`: below 0.5 Gbit/s or with hops over 5 ms they are slow."""
+    # The largest message gives the bandwidth, the smallest the latency, both at the 10th percentile, as other processes
+    # may use the link.
+    small, large, hops = measured.times[0], measured.times[-1], 2 * (measured.ranks - 1)
+    bit_per_s = 8 * hops / measured.ranks * large.bytes / large.p10_s
+    hop_s = max(0.0, small.p10_s - 8 * hops / measured.ranks * small.bytes / bit_per_s) / hops
+    names = sorted({rank.interface for rank in ranks} - {""}) if measured.backend == "gloo" else []
+    over = f" over {join_few(names)}" if names else ""
+    found = f"{measured.backend}{over}: {number(bit_per_s / GIGA)} Gbit/s and {seconds(hop_s)} per hop"
+    hosts = len({rank.machine for rank in ranks})
+    if hosts < 2:
+        return DoctorFinding("all-reduce", *ok(f"{found}, between {count(len(ranks), 'rank')} of one host"))
+    step_s = hops / measured.ranks * _EXAMPLE_GRADIENT_BYTES * 8 / bit_per_s
+    found = f"{found}, between {count(hosts, 'host')}: 100 MB of gradients take {seconds(step_s)} per step"
+    if bit_per_s < _SLOW_BIT_PER_S:
+        variable = "GLOO_SOCKET_IFNAME" if measured.backend == "gloo" else "NCCL_SOCKET_IFNAME"
+        advice = (
+            f"check the link (ethtool {names[0] if names else 'INTERFACE'}), select a faster one by {variable}, or "
+        )
+        advice += "send less: parallel.compression=bf16, or a larger data.batch_size"
+        return DoctorFinding("all-reduce", *look(found, advice))
+    if hop_s > _MAX_HOP_S:
+        advice = "use hosts of one network: each step waits for two hops per rank"
+        return DoctorFinding("all-reduce", *look(found, advice))
+    return DoctorFinding("all-reduce", *ok(found))
 
 
 def _compute_collective_timeout_s(world: World) -> float:
     return max(_COLLECTIVE_TIMEOUT_S, _TIMEOUT_PER_RANK_S * world.world_size)
 
 
-def _build_all_reduce_failure(session: _CheckSession, join_s: float) -> DoctorFinding:
+def _build_all_reduce_failure(store: Store, ranks: Sequence[RankFacts], join_s: float) -> DoctorFinding:
     errors, silent, remaining_s = list[str](), list[str](), join_s + _REPORT_MARGIN_S
-    for rank in session.ranks:
+    for rank in ranks:
         try:
-            session.store.wait([f"end/{rank.rank}"], timedelta(seconds=remaining_s))
+            store.wait([f"end/{rank.rank}"], timedelta(seconds=remaining_s))
         except RuntimeError:
             silent.append(f"{rank.label} does not respond")
             remaining_s = 0.1  # the others had the full timeout already
         else:
-            message = session.store.get(f"end/{rank.rank}").decode()
+            message = store.get(f"end/{rank.rank}").decode()
             errors += [f"{rank.label}: {message}"] if message else []
-    names = ", ".join(sorted({rank.interface.name for rank in session.ranks} - {""})) or "unknown"
+    names = ", ".join(sorted({rank.interface for rank in ranks} - {""})) or "unknown"
     advice = (
         "check that hosts can reach each other on any port (firewall, VPN, containers), and select the interface "
         f"between them by GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME (now {names})"
     )
-    return DoctorFinding.problem(
-        "all-reduce", f"fails within {seconds(join_s)}: {'; '.join(errors[:2] + silent[:2])}", advice
-    )
+    found = f"fails within {seconds(join_s)}: {'; '.join(errors[:2] + silent[:2])}"
+    return DoctorFinding("all-reduce", "wrong", found, advice)
 
 
 def _format_first_line(error: Exception) -> str:
@@ -314,5 +353,5 @@ def _build_rendezvous_failure(
     if any(each.state == "wrong" and str(world.master_port) in each.found for each in own):
         return ()
     if isinstance(error, PeerLostError):
-        return (DoctorFinding.problem("ranks", str(error), _OUTPUT_ADVICE),)
-    return (DoctorFinding.from_error("ranks", error),)
+        return (DoctorFinding("ranks", "wrong", str(error), _OUTPUT_ADVICE),)
+    return (DoctorFinding("ranks", *wrong_by(error)),)

@@ -1,14 +1,16 @@
-"""Findings: their fields, their JSON, and the worst of several."""
+"""Findings: their fields, their JSON, and the worst of several; and calls that do not answer."""
+
+import threading
 
 import pytest
 
 from paceline.core.errors import WorldError
-from paceline.lab.doctor.check import DoctorFinding, find_worst_state, has_problem
+from paceline.lab.doctor.check import DoctorFinding, call_with_timeout, find_worst_state, wrong, wrong_by
 
 OK, LOOK, WRONG = (
-    DoctorFinding.ok("a", "1"),
-    DoctorFinding.warning("b", "2", "mend"),
-    DoctorFinding.problem("c", "3", "mend"),
+    DoctorFinding("a", "ok", "1"),
+    DoctorFinding("b", "look", "2", "mend"),
+    DoctorFinding("c", "wrong", "3", "mend"),
 )
 
 
@@ -25,7 +27,6 @@ def test_the_worst_state_of_several_is_reported() -> None:
         find_worst_state([LOOK, OK]),
         find_worst_state([OK, WRONG, LOOK]),
     ) == ("ok", "ok", "look", "wrong")
-    assert has_problem([OK, WRONG]) and not has_problem([OK, LOOK])
 
 
 def test_a_finding_of_another_place_names_it() -> None:
@@ -42,4 +43,24 @@ def test_a_finding_of_another_place_names_it() -> None:
     ],
 )
 def test_an_error_s_last_brackets_are_the_advice(message: str, found: str, advice: str) -> None:
-    assert DoctorFinding.from_error("port", WorldError(message)) == DoctorFinding.problem("port", found, advice)
+    assert wrong_by(WorldError(message)) == wrong(found, advice)
+
+
+def test_an_answer_is_returned_and_an_error_raised() -> None:
+    assert call_with_timeout(lambda: 7) == 7
+    assert call_with_timeout(lambda: None) is None
+
+    def fail() -> None:
+        raise FileNotFoundError(2, "No such file")
+
+    with pytest.raises(FileNotFoundError):
+        call_with_timeout(fail)
+
+
+def test_who_does_not_answer_is_not_waited_for() -> None:
+    never = threading.Event()
+    try:
+        with pytest.raises(TimeoutError, match=r"^no answer within 1 ms$"):
+            call_with_timeout(never.wait, timeout_s=0.001)
+    finally:
+        never.set()

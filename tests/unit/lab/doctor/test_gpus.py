@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from paceline.lab.doctor.check import DoctorFinding, HostContext
-from paceline.lab.doctor.gpus import check_gpus
+from paceline.lab.doctor.host import check_gpu_health, check_gpus, check_nccl
 
 GB = 10**9
 
 
-def torch_of(gpus: int, *, nccl: bool = True, cuda: str | None = "12.8", apart: tuple = ()) -> Any:
+def torch_of(gpus: int, *, nccl: bool = True, cuda: str | None = "12.8") -> Any:
     return SimpleNamespace(
         version=SimpleNamespace(cuda=cuda),
         cuda=SimpleNamespace(
             device_count=lambda: gpus,
             get_device_name=lambda index: "NVIDIA A100",
-            can_device_access_peer=lambda first, second: (first, second) not in apart,
             nccl=SimpleNamespace(version=lambda: (2, 27, 5)),
         ),
         distributed=SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: nccl),
@@ -50,10 +49,8 @@ def nvml_of(**values: Any) -> Any:
         nvmlShutdown=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetComputeMode=say("mode", 0),
         nvmlDeviceGetMemoryInfo=say("memory", SimpleNamespace(used=GB, total=80 * GB)),
         nvmlDeviceGetTotalEccErrors=say("errors", 0),
-        nvmlDeviceGetRemappedRows=say("rows", (1, 0, 0, 0)),
         nvmlDeviceGetCurrentClocksThrottleReasons=say("reasons", 0x1 | 0x4),  # idle, and at its power limit
     )
 
@@ -70,10 +67,15 @@ def found(tmp_path: Path) -> Callable[..., dict[str, DoctorFinding]]:
 
     def look(torch: Any, nvml: Any = None, **environ: str) -> dict[str, DoctorFinding]:
         modules = {"torch": torch, "pynvml": nvml or nvml_of()}
-        here = HostContext(environ, tmp_path, lambda: 0.0, 0.0, tmp_path, modules.__getitem__)
-        return {finding.name: finding for finding in check_gpus(here)}
+        here = HostContext(environ, tmp_path, tmp_path, modules.__getitem__)
+        return outcomes(here)
 
     return look
+
+
+def outcomes(here: HostContext) -> dict[str, DoctorFinding]:
+    checks = {"GPUs": check_gpus, "NCCL": check_nccl, "GPU health": check_gpu_health}
+    return {name: DoctorFinding(name, *outcome) for name, check in checks.items() if (outcome := check(here))}
 
 
 def never(name: str) -> Any:
@@ -88,7 +90,7 @@ def never(name: str) -> Any:
     ],
 )
 def test_a_machine_without_gpus_loads_nothing(tmp_path: Path, environ: dict, state: str, says: str) -> None:
-    (gpus,) = check_gpus(HostContext(environ, tmp_path, lambda: 0.0, 0.0, tmp_path, never))
+    (gpus,) = outcomes(HostContext(environ, tmp_path, tmp_path, never)).values()
     assert (gpus.name, gpus.state, gpus.found) == ("GPUs", state, says)
 
 
@@ -101,7 +103,6 @@ def test_healthy_gpus_are_reported_with_driver_cuda_and_nccl(found) -> None:
     assert {finding.state for finding in findings.values()} == {"ok"}
     assert findings["GPUs"].found == "2 (NVIDIA A100), driver 570.86.15, CUDA 12.8"
     assert findings["NCCL"].found == "2.27.5" and findings["GPU health"].found == "no problems with 2 GPUs"
-    assert findings["peer access"].found == "all GPUs can access each other's memory"
 
 
 def test_a_torch_that_does_not_see_the_gpus_is_wrong(found) -> None:
@@ -128,19 +129,11 @@ def test_a_gpu_that_slurm_shows_to_one_rank_alone_is_enough(found) -> None:
     assert shared.state == "wrong" and shared.found.endswith("for 2 ranks")
 
 
-def test_gpus_that_do_not_reach_one_another_are_worth_a_look(found) -> None:
-    peers = found(torch_of(2, apart=((0, 1),)))["peer access"]
-    assert peers.state == "look" and peers.found == "1 of 2 pairs go through the host's memory (0 to 1)"
-    assert "peer access" not in found(torch_of(1), CUDA_VISIBLE_DEVICES="0")
-
-
 @pytest.mark.parametrize(
     ("values", "state", "says"),
     [
-        ({"mode": 2}, "wrong", "GPU 0 does not allow programs to compute"),
         ({"memory": SimpleNamespace(used=60 * GB, total=80 * GB)}, "look", "other programs use 60 GB of 80 GB"),
         ({"errors": 3}, "look", "3 uncorrected memory errors"),
-        ({"rows": (0, 1, 1, 0)}, "look", "memory rows are pending replacement"),
         ({"reasons": 0x40}, "look", "throttled by its temperature"),
         ({"init": None}, "look", "unknown: NVML: Not Supported"),
     ],
@@ -151,7 +144,7 @@ def test_a_gpu_that_is_not_well_is_named(found, values: dict[str, Any], state: s
 
 
 def test_what_a_gpu_does_not_report_is_no_fault(found) -> None:
-    silent = nvml_of(mode=None, memory=None, errors=None, rows=None, reasons=None)
+    silent = nvml_of(memory=None, errors=None, reasons=None)
     assert found(torch_of(2), silent)["GPU health"].state == "ok"
 
 
@@ -166,5 +159,5 @@ def test_without_nvml_health_is_not_known(found, tmp_path: Path) -> None:
             raise ImportError(name)
         return torch_of(2)
 
-    findings = {each.name: each for each in check_gpus(HostContext({}, tmp_path, lambda: 0.0, 0.0, tmp_path, load))}
+    findings = outcomes(HostContext({}, tmp_path, tmp_path, load))
     assert findings["GPU health"].state == "ok" and "nvidia-ml-py" in findings["GPU health"].found

@@ -5,6 +5,7 @@ import shutil
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from paceline.data import worker_limits
 from paceline.data.loaders.process import BATCHES_PER_WORKER
 from paceline.lab.doctor import host
 from paceline.lab.doctor.check import DoctorFinding, HostContext
-from paceline.lab.doctor.host import check_memory_and_limits
+from paceline.lab.doctor.host import HOST_CHECKS
 
 Usage = namedtuple("Usage", "total used free")
 GB = 10**9
@@ -26,8 +27,9 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     (tmp_path / "dev/shm").mkdir(parents=True)
 
     def look(**environ: str) -> dict[str, DoctorFinding]:
-        here = HostContext(environ, tmp_path, lambda: 0.0, 0.0, tmp_path)
-        return {finding.name: finding for finding in check_memory_and_limits(here)}
+        here = HostContext(environ, tmp_path, tmp_path)
+        checks = [(name, check) for name, check in HOST_CHECKS if name in ("memory", "shared memory", "open files")]
+        return {name: DoctorFinding(name, *check(here)) for name, check in checks}
 
     return look
 
@@ -48,14 +50,14 @@ def test_what_a_worker_takes_is_what_training_reckons_with() -> None:
     )
 
 
-def test_a_container_s_memory_counts_and_not_its_host_s(found, tmp_path: Path) -> None:
-    assert found()["memory"].found == "not reported by the kernel"
-    write(tmp_path / "proc/meminfo", "MemTotal: 62500000 kB\nMemAvailable: 31250000 kB\nHugePages_Total: 0\n")
-    assert found()["memory"] == DoctorFinding.ok("memory", "32 GB free of 64 GB")
+def test_a_container_s_memory_counts_and_not_its_host_s(found, tmp_path: Path, monkeypatch) -> None:
+    machine = SimpleNamespace(total=64 * GB, available=32 * GB)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: machine)
+    assert found()["memory"] == DoctorFinding("memory", "ok", "32 GB free of 64 GB")
     write(tmp_path / "proc/self/cgroup", "0::/job\n")
     group = tmp_path / "sys/fs/cgroup/job"
     write(group / "memory.max", "8000000000\n")
-    assert found()["memory"] == DoctorFinding.ok("memory", "8 GB free of 8 GB that this container or job may use")
+    assert found()["memory"] == DoctorFinding("memory", "ok", "8 GB free of 8 GB that this container or job may use")
     write(group / "memory.current", "7000000000\n")
     write(group / "memory.stat", "anon 6000000000\ninactive_file 500000000\n")
     memory = found()["memory"]
@@ -103,20 +105,6 @@ def test_open_files_are_rated_by_ranks_and_workers(
     files = found(**ranks(num))["open files"]
     assert files.state == state, files
     assert ("ulimit -n" in files.advice) == (state != "ok")
-
-
-@pytest.mark.parametrize(("limit", "state"), [(resource.RLIM_INFINITY, "ok"), (2**30, "ok"), (8 * 2**20, "look")])
-def test_little_locked_memory_is_worth_a_look_where_gpus_of_several_nodes_have_infiniband(
-    found, tmp_path: Path, monkeypatch, limit: int, state: str
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
-    nodes = {**ranks(2), "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}
-    assert "locked memory" not in found(**nodes)
-    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    assert "locked memory" not in found(**nodes), "on CPUs, which talk over sockets"
-    (tmp_path / "dev/nvidia0").touch()
-    assert found(**nodes)["locked memory"].state == state
-    assert "locked memory" not in found(**ranks(2)), "on one node"
 
 
 def test_shared_memory_is_for_the_workers_that_the_cores_of_a_bound_rank_serve(found, monkeypatch) -> None:

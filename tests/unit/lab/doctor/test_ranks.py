@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,7 @@ from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
 from paceline.lab.doctor import ranks
 from paceline.lab.doctor.check import DoctorFinding
-from paceline.lab.doctor.compare_ranks import RankFacts
-from paceline.lab.doctor.ranks import check_ranks, exchange_facts
+from paceline.lab.doctor.ranks import RankFacts, check_ranks, collect_facts, exchange_facts
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_port_that_is_taken_is_reported_once(taken: int) -> None:
     world = World(world_size=2, local_world_size=2, master_port=taken)
     (found,) = check_ranks(world, []) or ()
     assert (found.name, found.state) == ("ranks", "wrong") and f"{taken} is in use" in found.found
-    assert check_ranks(world, [DoctorFinding.problem("port", f"{taken} is in use by python", "end it")]) == ()
+    assert check_ranks(world, [DoctorFinding("port", "wrong", f"{taken} is in use by python", "end it")]) == ()
 
 
 def test_a_rank_that_does_not_reach_rank_0_reports_it_itself(taken: int) -> None:
@@ -54,7 +54,7 @@ def test_a_rank_that_does_not_reach_rank_0_reports_it_itself(taken: int) -> None
 
 
 LOST = PeerLostError("rank 1 (b) was lost", is_explained=False)
-SLOW = DoctorFinding.warning("all-reduce", "0.1 Gbit/s", "look at the cable")
+SLOW = DoctorFinding("all-reduce", "look", "0.1 Gbit/s", "look at the cable")
 PAIR = World(world_size=2, local_world_size=1, master_addr="10.0.0.1", master_port=29_500)
 
 
@@ -76,8 +76,8 @@ def met(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_rank_that_is_lost_is_a_finding_beside_those_before_it(met) -> None:
     met(LOST, SLOW)
-    assert check_ranks(PAIR, []) == (SLOW, DoctorFinding.problem("ranks", "rank 1 (b) was lost", ranks._OUTPUT_ADVICE))
-    silent = DoctorFinding.problem("ranks", "2 ranks joined; rank 1 died or hung since", "see")
+    assert check_ranks(PAIR, []) == (SLOW, DoctorFinding("ranks", "wrong", "rank 1 (b) was lost", ranks._OUTPUT_ADVICE))
+    silent = DoctorFinding("ranks", "wrong", "2 ranks joined; rank 1 died or hung since", "see")
     met(LOST, silent)
     assert check_ranks(PAIR, []) == (silent,), "one finding for one fault"
 
@@ -88,31 +88,45 @@ def test_a_rank_whose_peer_has_exited_reports_it_itself(met) -> None:
         check_ranks(World(rank=1, world_size=2, master_addr="10.0.0.1", master_port=29_500), [])
 
 
-def test_ranks_that_are_silent_are_named_beside_what_others_find() -> None:
+def test_ranks_that_are_silent_are_named_beside_what_others_find(monkeypatch) -> None:
     store = HashStore()
-    shm = DoctorFinding.warning("shared memory", "none", "mount it")
-    exchange_facts(store, RankFacts(3, "b", "b", local_rank=1, own=(shm,)), 4, 0.01)
-    said = exchange_facts(store, RankFacts(0, "a", "a"), 4, 0.01)
+    shm = DoctorFinding("shared memory", "look", "none", "mount it")
+    monkeypatch.setattr(ranks, "_FACTS_TIMEOUT_S", 0.01)
+    exchange_facts(store, RankFacts(rank=3, host="b", machine="b", own=(shm,)), 4)
+    said = exchange_facts(store, RankFacts(rank=0, host="a", machine="a"), 4)
     assert [each.rank for each in said] == [0, 3]
-    silent, other = ranks._compare_reported_ranks(said, 4)
+    silent, other = ranks.compare_ranks(said, 4)
     assert (silent.name, silent.state) == ("ranks", "wrong")
     assert silent.found == "4 ranks joined; ranks 1, 2 died or hung since"
     assert other == shm.with_location("rank 3 (b)")
 
 
-def test_what_was_timed_before_a_failure_is_reported(met, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(here: object, device: object) -> None:
-        raise RuntimeError("Timed out waiting")
+def facts(rank: int) -> RankFacts:
+    world = World(rank=rank, world_size=3, local_rank=rank, local_world_size=3)
+    return collect_facts(world, [SLOW], {}, ranks.torch.device("cpu"), "")
 
-    failed = DoctorFinding.problem("all-reduce", "fails", "see")
-    monkeypatch.setattr(ranks, "process_group", lambda *arguments: contextlib.nullcontext())
-    monkeypatch.setattr(ranks, "set_threads", lambda section, world: None)
-    monkeypatch.setattr(ranks, "measure_all_reduces", lambda world, device, seconds_per_size: None)
-    monkeypatch.setattr(ranks, "rate_all_reduce", lambda measured, said: SLOW)
-    monkeypatch.setattr(ranks, "_time_host_pairs", fail)
-    monkeypatch.setattr(ranks, "_build_all_reduce_failure", lambda here, join_s: failed)
-    here = ranks._CheckSession(ranks.RankStore(PAIR, ranks.timedelta(1)), HashStore(), [], [0, 1], ranks.RankClocks())
-    assert ranks._time_links(here, ranks.Parallel(), ranks.torch.device("cpu")) == [SLOW, failed]
+
+def test_ranks_of_one_checkout_at_different_commits_have_different_versions(monkeypatch) -> None:
+    """An editable install keeps its version; the digest of the files tells them apart."""
+    machine = {"paceline": "0.1.1.dev5+g1a2b3c4", "paceline_sha256": "1a2b"}
+    monkeypatch.setattr(ranks, "describe_machine", lambda: machine)
+    assert facts(0).versions == {"paceline": "0.1.1.dev5+g1a2b3c4 1a2b"}
+
+
+def test_rank_0_hears_of_all_and_the_others_know_themselves() -> None:
+    store, found = HashStore(), {}
+    threads = [
+        threading.Thread(target=lambda rank=rank: found.update({rank: exchange_facts(store, facts(rank), 3)}))
+        for rank in (2, 1, 0)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=20)
+    assert [each.rank for each in found[0]] == [0, 1, 2]
+    assert [[each.rank for each in found[rank]] for rank in (1, 2)] == [[1], [2]]
+    assert found[0][2] == found[2][0] and found[0][2].own == (SLOW,) and found[0][2].versions["torch"]
+    assert len({each.machine for each in found[0]}) == 1
 
 
 def test_many_ranks_have_longer_to_join() -> None:
