@@ -8,7 +8,7 @@ import torch
 
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import build_export_format, export_classifier
-from paceline.inference.export_model import build_export_model
+from paceline.inference.formats import ExportModel
 
 pytestmark = pytest.mark.real_data
 MADE_RUN = Path(__file__).parents[1] / "unit" / "inference" / "made_run.py"
@@ -36,7 +36,7 @@ def check_top5(run: Path, files: list[Path], out: Path) -> None:
         form = build_export_format(name, classifier.recipe.model)
         exported = export_classifier(classifier, form, out / file, with_preprocessing=False)
         assert exported.parity.of == "validation images"
-        inputs = build_export_model(classifier, with_preprocessing=False).prepare_inputs(images)
+        inputs = ExportModel(classifier, with_preprocessing=False).prepare_inputs(images)
         assert torch.equal(form.open(exported.path)(inputs).topk(5).indices, expected), name
 
 

@@ -58,7 +58,7 @@ def export(
 
 def show_export(exported: "ExportResult", checkpoint: Path, *, format: str, as_json: bool) -> None:
     """Print the path, the format, and the comparison with PyTorch."""
-    from paceline.inference.export_model import PARITY_TOLERANCE
+    from paceline.inference.export import PARITY_TOLERANCE
 
     parity = exported.parity
     if as_json:

@@ -1,12 +1,7 @@
 """Describe a job independently of its scheduler: command, nodes and ranks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 
 @dataclass(frozen=True)
@@ -49,18 +44,3 @@ class ClusterJob:
     def frozen_ladder(self) -> Path:
         """Path of the frozen ladder."""
         return self.job_folder / self.ladder
-
-
-def template_environment(**filters: Callable[..., str]) -> "Environment":
-    """Return Jinja's environment for the templates of scripts and manifests, which quote every value by `filters`."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import
-
-    environment = Environment(  # noqa: S701 - escapes HTML, which these are not
-        loader=PackageLoader("paceline.cluster"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= filters
-    return environment

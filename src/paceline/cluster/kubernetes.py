@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from paceline.cluster.job import ClusterJob, template_environment
+from paceline.cluster.job import ClusterJob
 from paceline.cluster.site import KubernetesSite
 from paceline.core.errors import RecipeError, WorldError
+from paceline.core.templates import text_environment
 from paceline.core.units import count, mib
 
 _MAX_LABEL_LENGTH: Final = 40
@@ -48,7 +49,7 @@ def build_manifests(job: ClusterJob, site: KubernetesSite, *, files: Mapping[Pat
     if job.gpus_per_node:
         share[site.gpu_resource] = str(job.gpus_per_node)
     return (
-        template_environment(json=_to_json, block=_to_block)
+        text_environment("paceline.cluster", json=_to_json, block=_to_block)
         .get_template("kubernetes.yaml.j2")
         .render(
             job=job,

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
-from paceline.cluster.job import ClusterJob, template_environment
+from paceline.cluster.job import ClusterJob
 from paceline.cluster.site import Container, SlurmSite
 from paceline.core.errors import RecipeError
+from paceline.core.templates import text_environment
 from paceline.core.units import Duration
 
 _LINE_WIDTH: Final = 100
@@ -81,7 +82,7 @@ def build_script(job: ClusterJob, site: SlurmSite, python: str = sys.executable)
         python = str(venv / "bin" / "python")
     program = _program_args(job, site, python)
     return (
-        template_environment(shell=shell_word, comment=comment)
+        text_environment("paceline.cluster", quote=shell_word, comment=comment)
         .get_template("job.sh.j2")
         .render(
             job=job,

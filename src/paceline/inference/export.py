@@ -1,32 +1,72 @@
 """Export a classifier: write it, verify the written file, then publish it with a model card."""
 
+import copy
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, assert_never
 
-from paceline.core.errors import PacelineError, RecipeError
+import torch
+from torch import Tensor
+
+from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.files import write_new
+from paceline.data.loaders.build import LoaderOptions, build_eval_loader
+from paceline.data.order import EvalShard
+from paceline.data.sources.build import build_validation
+from paceline.data.transfer import DeviceTransfer
 from paceline.inference.classifier import Classifier
-from paceline.inference.export_model import (
+from paceline.inference.formats import (
     OUTPUT_NAME,
     ExportFormat,
     ExportModel,
-    ExportParity,
-    build_export_model,
-    check_parity,
-    load_parity_images,
-    measure_parity,
+    HubFormat,
+    LogitsFunction,
+    OnnxFormat,
+    StateDictFormat,
+    TorchExportFormat,
 )
-from paceline.inference.formats import HubFormat, OnnxFormat, StateDictFormat, TorchExportFormat
-from paceline.inference.model_card import CheckpointRecord, read_checkpoint_record, render_model_card
+from paceline.inference.model_card import read_checkpoint_record, render_model_card
+from paceline.recipe.consent import require_consent
+from paceline.recipe.load import load
 from paceline.recipe.schema.model import Model
 
 ExportFormatName = Literal["onnx", "torch", "safetensors", "state_dict"]
+# Relative to the largest logit, or to 1 if that is smaller. Another summation order of float32 products changes 1e-6 to
+# 1e-5 of it, a wrong layer 1e-2 and more.
+PARITY_TOLERANCE = 1e-4
+NUM_PARITY_IMAGES = 32
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class ParityImages:
+    """At least one image to compare on, uint8 [n, c, h, w], and a description of the images."""
+
+    images: Tensor
+    description: str
+
+
+@dataclass(frozen=True)
+class ExportParity:
+    """The largest difference of logits, relative to the largest logit or 1, and the images compared.
+
+    `top5` is the number of images with the same five top classes in order (all classes if there are fewer).
+    """
+
+    difference: float
+    num_images: int
+    of: str
+    top5: int
+
+    @property
+    def is_within_tolerance(self) -> bool:
+        """Whether the difference is within tolerance; NaN is not."""
+        return self.difference <= PARITY_TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -82,22 +122,22 @@ def export_classifier(
     """
     check_out_path(out, form.suffix)
     sample = load_parity_images(classifier)
-    network = build_export_model(classifier, with_preprocessing=with_preprocessing)
-    record = _note_other_image_size(classifier, read_checkpoint_record(classifier.run, classifier.checkpoint))
+    model = ExportModel(classifier, with_preprocessing=with_preprocessing)
+    record = read_checkpoint_record(classifier.run, classifier.checkpoint)
     # Users must never see an incomplete or unverified file, so write into a hidden folder first.
     with _temporary_folder(out) as unseen:
         written = unseen / out.name
         with _one_line_errors(f"--out: {out}", "cannot be written", "name another, make room, or use another --format"):
-            form.write(network, classifier, written)
+            form.write(model, written)
         with _one_line_errors(f"--format: {out.name}", "cannot be read back", "use another --format"):
-            parity = measure_parity(classifier, network, form.open(written), sample)
+            parity = measure_parity(model, form.open(written), sample)
         check_parity(parity, f"--format: {out.name}")
         text = render_model_card(
             classifier,
             record,
             name=out.stem if form.suffix else out.name,
             library=form.library,
-            input_description=network.input_description,
+            input_description=model.input_description,
             usage_code=form.usage(out.name),
         )
         card = model_card_path(written, form.suffix)
@@ -105,27 +145,8 @@ def export_classifier(
             write_new(card, text)
             num_bytes = sum(each.stat().st_size for each in (written.rglob("*") if written.is_dir() else (written,)))
             _publish({card: model_card_path(out, form.suffix), written: out} if form.suffix else {written: out})
-    return ExportResult(
-        out,
-        model_card_path(out, form.suffix),
-        num_bytes,
-        parity,
-        (*_describe_signature(network, classifier), *form.facts),
-    )
-
-
-def _note_other_image_size(classifier: Classifier, record: CheckpointRecord) -> CheckpointRecord:
-    evaluation, before, now = record.evaluation, classifier.evaluated_image_size, classifier.preprocessing.image_size
-    if evaluation is None or before is None:
-        return record
-    description = (
-        f"{evaluation.description} at {before} x {before} pixels (not measured at the {now} x {now} of this file)"
-    )
-    return replace(record, evaluation=replace(evaluation, description=description))
-
-
-def _describe_signature(network: ExportModel, classifier: Classifier) -> tuple[tuple[str, str], ...]:
-    return (("images", network.input_description), (OUTPUT_NAME, f"float32 [batch, {len(classifier.classes)}]"))
+    signature = (("images", model.input_description), (OUTPUT_NAME, f"float32 [batch, {len(classifier.classes)}]"))
+    return ExportResult(out, model_card_path(out, form.suffix), num_bytes, parity, (*signature, *form.facts))
 
 
 def _exists_error(path: Path) -> RecipeError:
@@ -179,3 +200,79 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_parity_images(classifier: Classifier) -> ParityImages:
+    """Return up to `NUM_PARITY_IMAGES` images of the run's validation split, always the same ones.
+
+    Use noise if there are none, and say why. Raise `RecipeError` for a plugin data set that may not run.
+    """
+    require_consent(load(str(classifier.run)), own_code=classifier.own_code, paths=("data.source",))
+    try:
+        images = _load_validation_images(classifier)
+    except (DataError, RecipeError) as error:
+        preprocessing = classifier.preprocessing
+        shape = (NUM_PARITY_IMAGES, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
+        noise = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(_SEED))
+        return ParityImages(noise, f"noise images, as there are no validation images: {' '.join(str(error).split())}")
+    return ParityImages(images, "validation images")
+
+
+def measure_parity(model: ExportModel, compute_logits: LogitsFunction, sample: ParityImages) -> ExportParity:
+    """Compare `compute_logits`, which takes the input of `model`, with the classifier in float32.
+
+    Raise `PacelineError` if the classifier's own logits are NaN or infinite.
+    """
+    num_images = len(sample.images)
+    images = sample.images[torch.arange(max(NUM_PARITY_IMAGES, num_images)) % num_images]
+    expected = _reference_logits(model.classifier, images)
+    if not expected.isfinite().all():
+        name = model.classifier.checkpoint.name
+        raise PacelineError(f"--checkpoint: {name}: the model's logits are NaN or infinite (use another checkpoint)")
+    # One image, then 31 or more, repeating images if need be, detects a fixed batch size.
+    inputs = model.prepare_inputs(images)
+    with torch.inference_mode():
+        actual = torch.cat([compute_logits(inputs[:1]), compute_logits(inputs[1:])])
+    scale = max(1.0, float(expected.abs().max()))
+    first = min(5, expected.shape[1])
+    agree = (expected.topk(first).indices == actual.topk(first).indices).all(dim=1)[:num_images]
+    difference = float((expected - actual).abs().max()) / scale
+    return ExportParity(difference, num_images, sample.description, int(agree.sum()))
+
+
+def check_parity(parity: ExportParity, what: str) -> None:
+    """Raise `PacelineError` if the exported file `what` is not equivalent to the model."""
+    if not parity.is_within_tolerance:
+        raise PacelineError(
+            f"{what}: its logits differ from PyTorch's by {parity.difference:.2g} of the largest on "
+            f"{parity.num_images} {parity.of}, more than {PARITY_TOLERANCE:g} "
+            "(use another --format; nothing was written)"
+        )
+
+
+def _reference_logits(classifier: Classifier, images: Tensor) -> Tensor:
+    # The classifier's own code, which the exported model does not share.
+    model = copy.deepcopy(classifier.model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
+    preprocessing = classifier.preprocessing
+    transfer = DeviceTransfer(
+        torch.device("cpu"), torch.float32, preprocessing.mean, preprocessing.std, torch.contiguous_format
+    )
+    with torch.inference_mode():
+        logits: Tensor = model(transfer.normalize(images))
+    return logits
+
+
+def _load_validation_images(classifier: Classifier) -> Tensor:
+    data = classifier.recipe.data
+    source = build_validation(data.source, skip_bad=True)
+    number = min(NUM_PARITY_IMAGES, len(source))
+    if not number:
+        raise DataError("the validation split is empty")
+    shard = EvalShard(number, number, split_size=len(source))
+    options = LoaderOptions(workers=0, pin_memory=False)
+    skipping = data.model_copy(update={"on_bad_image": "skip"})
+    loader = build_eval_loader(skipping, source, shard, classifier.preprocessing.image_size, options)
+    images = torch.cat([batch.images for batch in loader.batches(0, shard.num_batches)])
+    if not len(images):
+        raise DataError(f"none of {number} that were drawn can be read (paceline data verify lists all)")
+    return images

@@ -1,11 +1,13 @@
 """Export formats: state_dict, torch.export, ONNX and Hugging Face Hub folders."""
 
 import contextlib
+import copy
 import io
 import json
 import math
 import warnings
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,19 +21,11 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_new
 from paceline.core.results import printable_class_name
 from paceline.inference.classifier import Classifier, Preprocessing
-from paceline.inference.export_model import (
-    OUTPUT_NAME,
-    BareModel,
-    ExportModel,
-    LogitsFunction,
-    export_metadata,
-    quote_python,
-    trace_program,
-)
 from paceline.models.build import build_model
 from paceline.models.pretrained import read_weights
 from paceline.recipe.schema.model import Model
 
+OUTPUT_NAME = "logits"
 # File in the archive with class names and preprocessing.
 METADATA_FILE = "paceline.json"
 # Native opset of torch's exporter; for any other it converts, which can fail
@@ -44,50 +38,182 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 # Models of torchvision that timm has under the same name with the same tensors (a test compares them).
 _SAME_IN_TIMM = frozenset(
-    {
-        "resnet18",
-        "resnet34",
-        "resnet50",
-        "resnet101",
-        "resnet152",
-        "resnext50_32x4d",
-        "resnext101_32x8d",
-        "wide_resnet50_2",
-        "wide_resnet101_2",
-    }
+    (
+        *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+        *("resnext50_32x4d", "resnext101_32x8d", "wide_resnet50_2", "wide_resnet101_2"),
+    )
 )
+# From a model's input to its logits, float32 [n, classes].
+LogitsFunction = Callable[[Tensor], Tensor]
 
 
-class StateDictFormat:
+class ExportModel:
+    """The model to export: from its single input `images` to logits, float32 [n, classes].
+
+    `images` are normalized, float32 [n, c, h, w], or with `with_preprocessing` pixels as an image library returns them,
+    uint8 [n, h, w, c]. `module` is a copy in float32 on the CPU, in eval mode.
+    """
+
+    def __init__(self, classifier: Classifier, *, with_preprocessing: bool) -> None:
+        self.classifier = classifier
+        self.has_preprocessing = with_preprocessing
+        self.layout = "uint8 NHWC" if with_preprocessing else "float32 NCHW"
+        # An exported file computes in float32 and runs anywhere, whatever the precision and device of the run.
+        portable = copy.deepcopy(classifier.model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
+        self._pixels = _PixelNormalization(classifier.preprocessing, is_last=with_preprocessing)
+        self.module = _NamedInput(portable.requires_grad_(False), self._pixels if with_preprocessing else nn.Identity())
+
+    @property
+    def input_description(self) -> str:
+        """Describe `images` in a sentence."""
+        channels, size = self.classifier.preprocessing.channels, self.classifier.preprocessing.image_size
+        if self.has_preprocessing:
+            return f"uint8 [batch, {size}, {size}, {channels}], pixels 0 to 255"
+        return f"float32 [batch, {channels}, {size}, {size}], (pixel / 255 - mean) / std"
+
+    def prepare_inputs(self, images: Tensor) -> Tensor:
+        """Return the module's input for uint8 images [n, c, h, w]."""
+        if self.has_preprocessing:
+            return images.permute(0, 2, 3, 1).contiguous()
+        normalized: Tensor = self._pixels(images)
+        return normalized
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the trained model's complete state_dict; floating tensors are float32."""
+        tensors = self.module.network.state_dict()
+        return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of a file: `classes` in the order of the logits, `preprocessing`, `paceline`.
+
+        In `preprocessing`, `resize` is the short side before the center crop to `image_size` pixels squared (None
+        without crop), and `mean` and `std` are of pixels in [0, 1].
+        """
+        classifier, preprocessing = self.classifier, self.classifier.preprocessing
+        return {
+            "classes": [printable_class_name(each) for each in classifier.classes],
+            "preprocessing": {
+                "image_size": preprocessing.image_size,
+                "resize": preprocessing.resize,
+                "interpolation": "bilinear, antialiased",
+                "channels": preprocessing.channels,
+                "mean": list(preprocessing.mean),
+                "std": list(preprocessing.std),
+                "input": self.layout,
+            },
+            "paceline": {
+                "version": paceline.__version__,
+                "recipe": classifier.recipe.hash,
+                "model": classifier.recipe.model.name,
+                "checkpoint": classifier.checkpoint.name,
+            },
+        }
+
+    def trace(self) -> torch.export.ExportedProgram:
+        """Return the module as a graph for any batch size, without source paths.
+
+        Raise `PacelineError` if it cannot be traced.
+        """
+        channels, size = self.classifier.preprocessing.channels, self.classifier.preprocessing.image_size
+        # Two images: with one, torch.export would specialize the batch size to 1.
+        black = self.prepare_inputs(torch.zeros(2, channels, size, size, dtype=torch.uint8))
+        try:
+            batch = torch.export.Dim("batch", min=1)
+            program = torch.export.export(self.module, (black,), dynamic_shapes={"images": {0: batch}})
+        except Exception as error:  # the tracer raises anything that the model's Python code does
+            first = " ".join(str(error).split())[:150]
+            raise PacelineError(
+                f"model.name: {self.classifier.recipe.model.name} cannot be traced for a batch of any size: {first} "
+                "(use --format safetensors)"
+            ) from error
+        for node in program.graph.nodes:
+            node.meta.pop("stack_trace", None)  # it has paths of this machine
+        return program
+
+
+class _PixelNormalization(nn.Module):
+    """Normalize uint8 images [n, c, h, w], or [n, h, w, c] with `is_last`, to float32 [n, c, h, w]."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, preprocessing: Preprocessing, *, is_last: bool = False) -> None:
+        super().__init__()
+        self._is_last = is_last
+        shape = (1, preprocessing.channels, 1, 1)
+        mean = torch.tensor(preprocessing.mean, dtype=torch.float32).mul_(255).view(shape)
+        scale = torch.tensor(preprocessing.std, dtype=torch.float32).mul_(255).reciprocal_().view(shape)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the normalized images."""
+        planes = images.permute(0, 3, 1, 2) if self._is_last else images
+        # Same order of operations as `DeviceTransfer.normalize`, so that the results are bit-identical.
+        return (planes.to(torch.float32) - self.mean) * self.scale
+
+
+class _NamedInput(nn.Module):
+    """Call a model through an argument with the name of the file's input."""
+
+    def __init__(self, network: nn.Module, before: nn.Module) -> None:
+        super().__init__()
+        self.before = before
+        self.network = network
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return float32 logits."""
+        logits: Tensor = self.network(self.before(images))
+        return logits
+
+
+class ExportFormat(ABC):
+    """A kind of exported file or folder.
+
+    `suffix` is that of the file, empty for a folder; `library` is its name for the Hugging Face Hub; `facts` are facts
+    about files of this format as (name, text).
+    """
+
+    suffix: str
+    library: str
+    facts: tuple[tuple[str, str], ...] = ()
+
+    @abstractmethod
+    def write(self, model: ExportModel, path: Path) -> None:
+        """Write `model` to `path`. Raise `PacelineError` if that is impossible."""
+
+    @abstractmethod
+    def open(self, path: Path) -> LogitsFunction:
+        """Return a function that computes logits with the file at `path`, loaded as users load it."""
+
+    @abstractmethod
+    def usage(self, name: str) -> str:
+        """Return Python code that loads the file `name` and computes logits."""
+
+
+class StateDictFormat(ExportFormat):
     """Write a state_dict with the names of the model's own library; load it into a new model of `section`."""
 
     suffix = ".pth"
     library = "pytorch"
-    facts: tuple[tuple[str, str], ...] = (("reads", "torch.load(..., weights_only=True)"),)
+    facts = (("reads", "torch.load(..., weights_only=True)"),)
 
     def __init__(self, section: Model) -> None:
-        # SyncBatchNorm has the same tensors as BatchNorm.
-        self._section = section.model_copy(update={"norm": "batch"}) if section.norm == "sync_batch" else section
+        self._section = _without_sync_batch_norm(section)
         self._num_classes, self._channels = 0, 3
 
-    def write(self, network: ExportModel, classifier: Classifier, path: Path) -> None:
+    def write(self, model: ExportModel, path: Path) -> None:
         """Write the tensors by name."""
-        assert network.layout == BareModel.layout, "a state_dict holds only weights"
-        self._num_classes, self._channels = len(classifier.classes), classifier.preprocessing.channels
-        torch.save(network.weights(), path)
+        assert not model.has_preprocessing, "a state_dict holds only weights"
+        self._num_classes, self._channels = len(model.classifier.classes), model.classifier.preprocessing.channels
+        torch.save(model.weights(), path)
 
     def open(self, path: Path) -> LogitsFunction:
         """Load the tensors into a new model."""
         model = build_model(self._section, num_classes=self._num_classes, channels=self._channels)
         model.load_state_dict(read_weights(str(path)))
-        model.eval()
-
-        def compute_logits(images: Tensor) -> Tensor:
-            with torch.inference_mode():
-                logits: Tensor = model(images)
-            return logits
-
-        return compute_logits
+        return model.eval()
 
     def usage(self, name: str) -> str:
         """Return code that loads the file."""
@@ -98,8 +224,8 @@ class StateDictFormat:
 import torch
 from torchvision.models import get_model
 
-model = get_model({quote_python(network)}, num_classes={self._num_classes})
-model.load_state_dict(torch.load({quote_python(name)}, weights_only=True))
+model = get_model({_quote_python(network)}, num_classes={self._num_classes})
+model.load_state_dict(torch.load({_quote_python(name)}, weights_only=True))
 logits = model.eval()(images)
 """
         return f"""\
@@ -109,38 +235,31 @@ from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
 
 model = build_model(Model(**{section!r}), num_classes={self._num_classes}, channels={self._channels})
-model.load_state_dict(torch.load({quote_python(name)}, weights_only=True))
+model.load_state_dict(torch.load({_quote_python(name)}, weights_only=True))
 logits = model.eval()(images)
 """
 
 
-class TorchExportFormat:
+class TorchExportFormat(ExportFormat):
     """Write a torch.export program."""
 
     suffix = ".pt2"
     library = "pytorch"
     facts = (("torch", torch.__version__),)
 
-    def write(self, network: ExportModel, classifier: Classifier, path: Path) -> None:
+    def write(self, model: ExportModel, path: Path) -> None:
         """Write the program, with class names and preprocessing in `paceline.json` beside the graph."""
-        program = trace_program(classifier, network)
+        program = model.trace()
         # Example inputs would be the only pickle in the archive. torch.export.load reads it with weights_only, and
         # without if that fails, so that an untrusted .pt2 can run code.
         program.example_inputs = None
-        values = {name: json.loads(value) for name, value in export_metadata(classifier, network).items()}
-        torch.export.save(program, str(path), extra_files={METADATA_FILE: json.dumps(values)})
+        torch.export.save(program, str(path), extra_files={METADATA_FILE: json.dumps(model.metadata())})
 
     def open(self, path: Path) -> LogitsFunction:
         """Return the program as a module."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.11 warns about buffers that it reads itself
-            module = torch.export.load(str(path)).module()
-
-        def compute_logits(images: Tensor) -> Tensor:
-            logits: Tensor = module(images)
-            return logits
-
-        return compute_logits
+            return torch.export.load(str(path)).module()
 
     def usage(self, name: str) -> str:
         """Return code that loads the program and computes logits."""
@@ -151,14 +270,14 @@ import warnings
 import torch
 
 extra = {{"{METADATA_FILE}": ""}}
-program = torch.export.load({quote_python(name)}, extra_files=extra).module()
+program = torch.export.load({_quote_python(name)}, extra_files=extra).module()
 classes = json.loads(extra["{METADATA_FILE}"])["classes"]
 logits = program(images)
 print([classes[index] for index in logits.argmax(dim=1)])
 """
 
 
-class OnnxFormat:
+class OnnxFormat(ExportFormat):
     """Write ONNX, and run it with onnxruntime. Raise `RecipeError` if one of them is not installed."""
 
     suffix = ".onnx"
@@ -173,17 +292,18 @@ class OnnxFormat:
         except ImportError as error:
             raise RecipeError(f"--format: onnx needs {error.name} (pip install 'paceline[export]')") from None
 
-    def write(self, network: ExportModel, classifier: Classifier, path: Path) -> None:
+    def write(self, model: ExportModel, path: Path) -> None:
         """Write the file, with class names and preprocessing in its metadata."""
-        num_bytes = sum(tensor.nbytes for tensor in network.weights().values())
+        num_bytes = sum(tensor.nbytes for tensor in model.weights().values())
         if num_bytes >= _MAX_PROTOBUF_BYTES:
             raise PacelineError(
-                f"model.name: {classifier.recipe.model.name} has {num_bytes / 1e9:.1f} GB of weights, and an ONNX file "
-                "holds at most 2.1 GB (use --format torch)"
+                f"model.name: {model.classifier.recipe.model.name} has {num_bytes / 1e9:.1f} GB of weights, and an "
+                "ONNX file holds at most 2.1 GB (use --format torch)"
             )
-        program = trace_program(classifier, network)
+        program = model.trace()
         # torch's exporter prints its progress and warns about its own code.
-        with _suppress_output():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -195,7 +315,8 @@ class OnnxFormat:
             )
             assert exported is not None, "torch's exporter returns a program unless it is given a file"
             exported.model.producer_name, exported.model.producer_version = "paceline", paceline.__version__
-            exported.model.metadata_props.update(export_metadata(classifier, network))
+            texts = {name: json.dumps(value) for name, value in model.metadata().items()}
+            exported.model.metadata_props.update(texts)
             exported.save(path, external_data=False)
 
     def open(self, path: Path) -> LogitsFunction:
@@ -203,7 +324,7 @@ class OnnxFormat:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        return _OnnxSession(session)
+        return lambda images: torch.from_numpy(session.run([OUTPUT_NAME], {"images": images.numpy()})[0])
 
     def usage(self, name: str) -> str:
         """Return code that runs the file with onnxruntime."""
@@ -212,27 +333,11 @@ import json
 
 import onnxruntime
 
-session = onnxruntime.InferenceSession({quote_python(name)})
+session = onnxruntime.InferenceSession({_quote_python(name)})
 classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
 (logits,) = session.run(["{OUTPUT_NAME}"], {{"images": images}})
 print([classes[index] for index in logits.argmax(axis=1)])
 """
-
-
-class _OnnxSession:
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def __call__(self, images: Tensor) -> Tensor:
-        (logits,) = self._session.run([OUTPUT_NAME], {"images": images.numpy()})
-        return torch.from_numpy(logits)
-
-
-@contextlib.contextmanager
-def _suppress_output() -> Iterator[None]:
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
 
 
 @dataclass(frozen=True)
@@ -259,56 +364,46 @@ def find_architecture(model_name: str) -> Architecture:
     return Architecture("paceline", model_name)
 
 
-class HubFormat:
-    """Write a folder for the Hugging Face Hub; load it with timm or `build_model`. Raise `RecipeError` without timm."""
+class HubFormat(ExportFormat):
+    """Write a folder for the Hugging Face Hub; load it with timm or `build_model`."""
 
     suffix = ""
-    facts: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, model_name: str) -> None:
-        self.architecture = find_architecture(model_name)
-        self.library: str = self.architecture.library
-        if self.architecture.library == "timm":
-            try:
-                import timm  # noqa: F401
-            except ImportError:
-                raise RecipeError(
-                    f"--format: safetensors of {model_name} are loaded by timm, which is not installed "
-                    "(pip install 'paceline[export]')"
-                ) from None
+        self.library = find_architecture(model_name).library
 
-    def write(self, network: ExportModel, classifier: Classifier, path: Path) -> None:
+    def write(self, model: ExportModel, path: Path) -> None:
         """Create the folder `path`."""
-        assert network.layout == BareModel.layout, "safetensors hold only weights"
+        assert not model.has_preprocessing, "safetensors hold only weights"
         path.mkdir()
-        text = json.dumps(build_config(classifier), indent=2)
-        write_new(path / CONFIG_FILE, text + "\n")
-        save_file(network.weights(), path / WEIGHTS_FILE, metadata={"format": "pt"})
+        write_new(path / CONFIG_FILE, json.dumps(build_config(model.classifier), indent=2) + "\n")
+        save_file(model.weights(), path / WEIGHTS_FILE, metadata={"format": "pt"})
         # safetensors creates a file that only its owner can read.
         (path / WEIGHTS_FILE).chmod((path / CONFIG_FILE).stat().st_mode & 0o777)
 
     def open(self, path: Path) -> LogitsFunction:
         """Return the model loaded from the folder."""
-        values = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
-        is_timm = self.architecture.library == "timm"
-        model = _load_timm_model(path) if is_timm else _load_paceline_model(values, path / WEIGHTS_FILE)
-        model.eval()
+        if self.library == "timm":
+            import timm
 
-        def compute_logits(images: Tensor) -> Tensor:
-            with torch.inference_mode():
-                logits: Tensor = model(images)
-            return logits
-
-        return compute_logits
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # in timm's own code
+                loaded: nn.Module = timm.create_model(f"local-dir:{path}", pretrained=True)
+            return loaded.eval()
+        config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
+        channels = config["pretrained_cfg"]["input_size"][0]
+        model = build_model(Model(**config["paceline"]["model"]), num_classes=config["num_classes"], channels=channels)
+        model.load_state_dict(load_file(path / WEIGHTS_FILE))
+        return model.eval()
 
     def usage(self, name: str) -> str:
         """Return code that loads the folder."""
-        if self.architecture.library == "timm":
+        if self.library == "timm":
             return f"""\
 import timm
 
 # "hf-hub:YOU/NAME" once it is there
-model = timm.create_model({quote_python(f"local-dir:{name}")}, pretrained=True).eval()
+model = timm.create_model({_quote_python(f"local-dir:{name}")}, pretrained=True).eval()
 logits = model(images)
 print([model.pretrained_cfg["label_names"][index] for index in logits.argmax(dim=1)])
 """
@@ -321,10 +416,10 @@ from safetensors.torch import load_file
 from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
 
-config = json.loads(Path({quote_python(f"{name}/{CONFIG_FILE}")}).read_text())
+config = json.loads(Path({_quote_python(f"{name}/{CONFIG_FILE}")}).read_text())
 channels = config["pretrained_cfg"]["input_size"][0]
 model = build_model(Model(**config["paceline"]["model"]), num_classes=config["num_classes"], channels=channels)
-model.load_state_dict(load_file({quote_python(f"{name}/{WEIGHTS_FILE}")}))
+model.load_state_dict(load_file({_quote_python(f"{name}/{WEIGHTS_FILE}")}))
 logits = model.eval()(images)
 print([config["label_names"][index] for index in logits.argmax(dim=1)])
 """
@@ -346,9 +441,8 @@ def build_config(classifier: Classifier) -> dict[str, Any]:
         "std": list(preprocessing.std),
         "num_classes": len(classifier.classes),
     }
-    model = recipe.model.model_dump(mode="json", exclude={"weights", "memory_format"})
-    if model["norm"] == "sync_batch":  # same tensors; only training on several ranks needs it
-        model["norm"] = "batch"
+    section = _without_sync_batch_norm(recipe.model)
+    model = section.model_dump(mode="json", exclude={"weights", "memory_format"})
     return {
         "architecture": str(architecture),
         "num_classes": len(classifier.classes),
@@ -379,17 +473,11 @@ def _timm_pretrained_cfg(name: str) -> dict[str, Any]:
     return {key: values[key] for key in ("first_conv", "classifier") if values.get(key)}
 
 
-def _load_timm_model(folder: Path) -> nn.Module:
-    import timm
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # in timm's own code
-        model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    return model
+def _without_sync_batch_norm(section: Model) -> Model:
+    # Same tensors as BatchNorm; only training on several ranks needs it.
+    return section.model_copy(update={"norm": "batch"}) if section.norm == "sync_batch" else section
 
 
-def _load_paceline_model(values: dict[str, Any], weights: Path) -> nn.Module:
-    channels = values["pretrained_cfg"]["input_size"][0]
-    model = build_model(Model(**values["paceline"]["model"]), num_classes=values["num_classes"], channels=channels)
-    model.load_state_dict(load_file(weights))
-    return model
+def _quote_python(text: str) -> str:
+    """Return `text` as a Python string literal in double quotes."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -4,7 +4,7 @@ import csv
 import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from itertools import pairwise
@@ -18,10 +18,10 @@ from paceline.core.json_file import read_json
 from paceline.core.results import ClassCount, RunResult, printable_class_name, worst_classes
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.statistics import Interval, wilson_interval
+from paceline.core.templates import text_environment
 from paceline.core.units import accuracy, count, number, seconds
 from paceline.data.files import printable
 from paceline.inference.classifier import Classifier, Preprocessing
-from paceline.recipe.schema import Recipe
 
 # An interval between telemetry samples that exceeds the median by this factor is downtime.
 _GAP_FACTOR = 5
@@ -165,39 +165,71 @@ def render_model_card(
     follow Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993).
     """
     # A card is published, so it must hold no path, host name or user name.
-    usage = f"```python\n{usage_code.rstrip()}\n```"
-    sections = [
-        _card_header(library),
-        f"# {_escape_markdown(name)}\n\n{_describe_model(classifier)}",
-        f"## Use\n\n`images` are {input_description}: {_describe_preprocessing(classifier.preprocessing)}\n\n{usage}",
-        f"## Intended use\n\n- Purpose: {FILL_IN}\n- Users and images: {FILL_IN}\n- Out of scope: {FILL_IN}",
-        f"## Data\n\n{_markdown_table(_data_rows(classifier, record))}",
-        f"## Accuracy\n\n{_accuracy_text(classifier, record.evaluation)}",
-        f"## Training\n\n{_markdown_table(_training_rows(classifier.recipe, record))}",
-        f"## Limits\n\n- The model knows only the classes above: it assigns one of them to any image.\n"
-        f"- Images it was not evaluated on, groups of people or places with low accuracy: {FILL_IN}",
-        f"## Licence\n\n- Of the weights: {FILL_IN}\n- Of the training data: {FILL_IN}\n- Contact: {FILL_IN}",
-    ]
-    return printable_class_name("\n\n".join(sections) + "\n")
-
-
-def _card_header(library: str) -> str:
-    tags = "\n".join(f"- {each}" for each in dict.fromkeys(("image-classification", library, "paceline")))
-    return (
-        f"---\nlibrary_name: {library}\npipeline_tag: image-classification\ntags:\n{tags}\n"
-        "license: unknown # fill in: an identifier of https://huggingface.co/docs/hub/repositories-licenses\n---"
+    recipe, evaluation, result, machine = classifier.recipe, record.evaluation, record.result, record.machine
+    # Numbers of the whole run need a note unless the checkpoint is its last step.
+    whole_run = " (of the whole run)" if result and record.step != result.steps else ""
+    text = (
+        text_environment(
+            "paceline.inference",
+            count=count,
+            accuracy=accuracy,
+            number=number,
+            seconds=seconds,
+            markdown=_escape_markdown,
+        )
+        .get_template("model_card.md.j2")
+        .render(
+            classifier=classifier,
+            recipe=recipe,
+            record=record,
+            header=_card_header(classifier, evaluation, name, library),
+            name=name,
+            input_description=input_description,
+            preprocessing=_describe_preprocessing(classifier.preprocessing),
+            usage_code=usage_code,
+            evaluation=evaluation,
+            evaluated_size=classifier.evaluated_image_size,
+            weakest=worst_classes(evaluation.classes, _NUM_WORST_CLASSES) if evaluation else [],
+            num_worst=_NUM_WORST_CLASSES,
+            result=result,
+            trained=_describe_training(record, result, is_whole_run=not whole_run) if result else "",
+            wall_s=(result.goodput or result.time).wall_s if result else 0.0,
+            whole_run=whole_run,
+            hardware=_describe_hardware(machine),
+            versions=", ".join(f"{each} {machine[each]}" for each in _VERSIONS if machine.get(each)),
+            fill_in=FILL_IN,
+        )
     )
+    return printable_class_name(text)
 
 
-def _describe_model(classifier: Classifier) -> str:
-    classes = ", ".join(map(_escape_markdown, classifier.classes[:10])) + (
-        ", ..." if len(classifier.classes) > 10 else ""
+def _card_header(classifier: Classifier, evaluation: CheckpointEval | None, name: str, library: str) -> str:
+    """Return the metadata that the Hugging Face Hub reads, with the accuracy if it is that of the exported model."""
+    from huggingface_hub import EvalResult, ModelCardData  # slow to import
+
+    data = classifier.recipe.data
+    is_measured = evaluation is not None and classifier.evaluated_image_size is None and data.eval_views == 1
+    shares = {"top-1": evaluation.top1.value, "top-5": evaluation.top5.value} if evaluation and is_measured else {}
+    header = ModelCardData(
+        model_name=printable_class_name(name),
+        library_name=library,
+        pipeline_tag="image-classification",
+        tags=list(dict.fromkeys(("image-classification", library, "paceline"))),
+        license="unknown",
+        eval_results=[
+            EvalResult(
+                task_type="image-classification",
+                dataset_type=data.source.name,
+                dataset_name=data.source.name,
+                metric_type="accuracy",
+                metric_name=metric,
+                metric_value=value,
+            )
+            for metric, value in shares.items()
+        ]
+        or None,
     )
-    number = len(classifier.classes)
-    return (
-        f"An image classifier: `{classifier.recipe.model.name}`, {number:,} {'class' if number == 1 else 'classes'} "
-        f"({classes}), trained with paceline."
-    )
+    return header.to_yaml()
 
 
 def _describe_preprocessing(preprocessing: Preprocessing) -> str:
@@ -212,108 +244,22 @@ def _describe_preprocessing(preprocessing: Preprocessing) -> str:
     return f"{colour}, {how}, bilinear with antialiasing; mean {mean} and std {std} of pixels / 255."
 
 
-def _data_rows(classifier: Classifier, record: CheckpointRecord) -> list[tuple[str, str]]:
-    plan = record.plan
-    rows = [("data set", f"`{classifier.recipe.data.source.name}`; origin: {FILL_IN}")]
-    if "train_images" in plan:
-        rows.append(("training images", f"{plan['train_images']:,}"))
-        rows.append(("validation images", f"{plan['val_images']:,}"))
-    rows.append(("classes", f"{len(classifier.classes):,}"))
-    return rows
-
-
-def _accuracy_text(classifier: Classifier, evaluation: CheckpointEval | None) -> str:
-    if evaluation is None:
-        return "Not measured: the run was not evaluated after this step."
-    views = classifier.recipe.data.eval_views
-    note = f", averaged over {views} views per image, which the exported model does not do" if views > 1 else ""
-    table = _markdown_table(
-        [("top-1", _format_interval(evaluation.top1)), ("top-5", _format_interval(evaluation.top5))]
-    )
-    text = (
-        f"Of {evaluation.description} on {count(evaluation.num_images, 'validation image')}{note}. "
-        "Intervals are Wilson's, 95 % ([doi](https://doi.org/10.1080/01621459.1927.10502953)). "
-        f"They cover the choice of images, not that of the training seed.\n\n{table}"
-    )
-    weakest = worst_classes(evaluation.classes, _NUM_WORST_CLASSES)
-    if not weakest:
-        return text
-    rows = [(_escape_markdown(each.name), f"{accuracy(each.accuracy)} of {each.images:,}") for each in weakest]
-    text = f"{text}\n\nThe classes with the lowest accuracy:\n\n{_markdown_table(rows, ('class', 'top-1'))}"
-    confused = [
-        (f"{_escape_markdown(each.name)} as {_escape_markdown(each.predicted)}", f"{each.images:,}")
-        for each in evaluation.confused
-    ]
-    if not confused:
-        return text
-    table = _markdown_table(confused[:_NUM_WORST_CLASSES], ("class", "images"))
-    return f"{text}\n\nThe most frequent confusions:\n\n{table}"
-
-
-def _format_interval(interval: Interval) -> str:
-    assert interval.low is not None and interval.high is not None, "Wilson's interval has bounds"
-    return f"{accuracy(interval.value)} ({accuracy(interval.low)} to {accuracy(interval.high)})"
-
-
-def _training_rows(recipe: Recipe, record: CheckpointRecord) -> list[tuple[str, str]]:
-    weights = "" if recipe.model.weights == "off" else ", from pretrained weights"
-    return [
-        ("recipe", f"`{recipe.hash}` (`recipe.yaml` of the run)"),
-        ("model", f"`{recipe.model.name}`{weights}"),
-        ("optimizer", recipe.optim.name),
-        ("schedule", recipe.schedule.name),
-        ("batch", count(recipe.data.global_batch_size, "image")),
-        ("augmentation", ", ".join(each.name for each in recipe.data.augment) or "none"),
-        ("precision", recipe.train.precision),
-        ("step", f"{record.step:,}"),
-        *(_result_rows(record, record.result) if record.result else []),
-        *(
-            [("energy", _format_energy(record.energy_wh) + _whole_run_suffix(record))]
-            if record.energy_wh is not None
-            else []
-        ),
-        *(_machine_rows(record.machine) if record.machine else []),
-    ]
-
-
-def _result_rows(record: CheckpointRecord, result: RunResult) -> list[tuple[str, str]]:
+def _describe_training(record: CheckpointRecord, result: RunResult, *, is_whole_run: bool) -> str:
     run = f"{count(round(result.epochs, 2), 'epoch')}, {count(result.images_seen, 'image')}, {result.status}"
-    wall_s = result.goodput.wall_s if result.goodput else result.time.wall_s
-    return [
-        ("learning rate", _escape_markdown(result.lr)),
-        ("trained", f"{_describe_progress(record)}; the run: {run}" if _whole_run_suffix(record) else run),
-        ("time", f"{seconds(wall_s)} of wall clock{_whole_run_suffix(record)}"),
-        ("ranks", str(result.world_size)),
-    ]
-
-
-def _describe_progress(record: CheckpointRecord) -> str:
+    if is_whole_run:
+        return run
     steps_per_epoch, images = record.plan.get("steps_per_epoch"), record.images_seen
-    epochs = [count(round(record.step / steps_per_epoch, 2), "epoch")] if steps_per_epoch else []
-    return ", ".join([*epochs, *([] if images is None else [count(images, "image")])]) or count(record.step, "step")
+    known = [count(round(record.step / steps_per_epoch, 2), "epoch")] if steps_per_epoch else []
+    known += [] if images is None else [count(images, "image")]
+    return f"{', '.join(known) or count(record.step, 'step')}; the run: {run}"
 
 
-def _whole_run_suffix(record: CheckpointRecord) -> str:
-    # Numbers of the whole run need a note unless the checkpoint is its last step.
-    is_before = record.result is not None and record.step != record.result.steps
-    return " (of the whole run)" if is_before else ""
-
-
-def _format_energy(energy_wh: float) -> str:
-    return f"{number(energy_wh / 1000)} kWh, all GPUs of its nodes, from their mean power (no other components)"
-
-
-def _machine_rows(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _describe_hardware(machine: Mapping[str, Any]) -> str:
     gpus = machine.get("cuda_devices") or []
-    counted = ", ".join(f"{gpus.count(each)} x {_escape_markdown(str(each))}" for each in dict.fromkeys(gpus))
-    processor = _escape_markdown(f"{machine.get('cpu', 'unknown')}, {machine.get('logical_cores', '?')} cores")
-    known = (f"{each} {_escape_markdown(str(machine[each]))}" for each in _VERSIONS if machine.get(each))
-    return [("hardware", f"{counted} per node" if gpus else processor), ("versions", ", ".join(known))]
-
-
-def _markdown_table(rows: Iterable[tuple[str, str]], headings: tuple[str, str] = ("", "")) -> str:
-    lines = [f"| {' | '.join(headings)} |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)]
-    return "\n".join(lines)
+    counted = ", ".join(f"{gpus.count(each)} x {each}" for each in dict.fromkeys(gpus))
+    return (
+        f"{counted} per node" if gpus else f"{machine.get('cpu', 'unknown')}, {machine.get('logical_cores', '?')} cores"
+    )
 
 
 def _escape_markdown(text: str) -> str:

@@ -14,16 +14,17 @@ from paceline.core.dataset import ArraySource
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.data.sources.builtin import load_synthetic
 from paceline.inference.classifier import load_classifier, with_image_size
-from paceline.inference.export import check_out_path, export_classifier, model_card_path
-from paceline.inference.export_model import (
+from paceline.inference.export import (
     ExportParity,
     ParityImages,
-    build_export_model,
+    check_out_path,
     check_parity,
+    export_classifier,
     load_parity_images,
     measure_parity,
+    model_card_path,
 )
-from paceline.inference.formats import HubFormat, OnnxFormat, TorchExportFormat
+from paceline.inference.formats import ExportModel, HubFormat, OnnxFormat, TorchExportFormat
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.source import Synthetic
 from paceline.recipe.yaml import to_yaml_text
@@ -39,7 +40,7 @@ class Wrong:
     def __init__(self, answer):
         self.answer = answer
 
-    def write(self, network, classifier, path):
+    def write(self, network, path):
         path.write_bytes(b"network")
         self.network = network
 
@@ -111,7 +112,7 @@ def test_a_place_that_cannot_be_written_is_one_line(classifier, tmp_path):
 
 def test_normalising_in_the_file_is_the_placements_bit_for_bit(classifier):
     images = torch.randint(256, (3, 3, 16, 16), dtype=torch.uint8)
-    plain, whole = (build_export_model(classifier, with_preprocessing=each) for each in (False, True))
+    plain, whole = (ExportModel(classifier, with_preprocessing=each) for each in (False, True))
     assert torch.equal(plain.prepare_inputs(images), classifier.place.normalize(images))
     before = whole.module.before(whole.prepare_inputs(images))
     assert torch.equal(before, plain.prepare_inputs(images))
@@ -119,7 +120,7 @@ def test_normalising_in_the_file_is_the_placements_bit_for_bit(classifier):
 
 def test_what_is_exported_is_a_copy_in_float32(classifier):
     classifier.model.double()
-    network = build_export_model(classifier, with_preprocessing=True)
+    network = ExportModel(classifier, with_preprocessing=True)
     assert {each.dtype for each in network.weights().values()} == {torch.float32, torch.int64}
     assert next(classifier.model.parameters()).dtype == torch.float64
     assert all("before" not in name and "network" not in name for name in network.weights())
@@ -131,30 +132,31 @@ def test_a_difference_is_relative_to_the_largest_logit(classifier):
         linear[1].weight.zero_()
         linear[1].bias.copy_(torch.tensor([-8.0, 0.0, 2.0, 1.0]))
     classifier = replace(classifier, model=linear)
-    network = build_export_model(classifier, with_preprocessing=False)
+    network = ExportModel(classifier, with_preprocessing=False)
     sample = ParityImages(torch.zeros(4, 3, 16, 16, dtype=torch.uint8), "black images")
-    found = measure_parity(classifier, network, lambda images: network.module(images) + 0.5, sample)
+    found = measure_parity(network, lambda images: network.module(images) + 0.5, sample)
     assert found == ExportParity(difference=0.5 / 8, num_images=4, of="black images", top5=4)
 
 
 @pytest.mark.parametrize("num_images", [1, 5, 32])
 def test_the_file_runs_on_any_number_of_images(classifier, num_images):
-    network, batch_sizes = build_export_model(classifier, with_preprocessing=False), []
+    network, batch_sizes = ExportModel(classifier, with_preprocessing=False), []
 
     def answer(images):
         batch_sizes.append(len(images))
         return network.module(images)
 
     sample = load_parity_images(classifier)
-    found = measure_parity(classifier, network, answer, replace(sample, images=sample.images[:num_images]))
+    found = measure_parity(network, answer, replace(sample, images=sample.images[:num_images]))
     assert batch_sizes == [1, 31] and (found.num_images, found.top5) == (num_images, num_images)
 
 
 @pytest.mark.parametrize("with_preprocessing", [False, True])
 def test_what_normalises_otherwise_than_the_run_is_found(classifier, with_preprocessing):
     wrong = replace(classifier.preprocessing, mean=(0.1, 0.2, 0.3))
-    network = build_export_model(replace(classifier, preprocessing=wrong), with_preprocessing=with_preprocessing)
-    found = measure_parity(classifier, network, network.module, load_parity_images(classifier))
+    network = ExportModel(replace(classifier, preprocessing=wrong), with_preprocessing=with_preprocessing)
+    network.classifier = classifier  # to compare with
+    found = measure_parity(network, network.module, load_parity_images(classifier))
     assert found.difference > 0.01
     with pytest.raises(PacelineError, match=r"^a\.onnx: its logits differ"):
         check_parity(found, "a.onnx")
@@ -187,7 +189,7 @@ def test_noise_replaces_missing_data(tmp_path):
 def test_noise_stands_in_for_a_validation_split_that_is_empty(classifier, monkeypatch):
     val = load_synthetic(Synthetic()).val
     empty = ArraySource(replace(val.info, num_images=0), val.images[:0], val.labels[:0])
-    monkeypatch.setattr("paceline.inference.export_model.build_validation", lambda section, skip_bad: empty)
+    monkeypatch.setattr("paceline.inference.export.build_validation", lambda section, skip_bad: empty)
     sample = load_parity_images(classifier)
     assert sample.description == "noise images, as there are no validation images: the validation split is empty"
 
@@ -223,7 +225,7 @@ class Broken(Wrong):
     def __init__(self, *, write=None, open=None):
         self.raised = write, open
 
-    def write(self, network, classifier, path):
+    def write(self, network, path):
         path.write_bytes(b"half")
         if self.raised[0]:
             raise self.raised[0]
@@ -279,9 +281,7 @@ def test_a_folder_that_appears_meanwhile_is_not_written_into(classifier, tmp_pat
 def test_who_may_read_the_folder_may_read_the_weights(classifier, tmp_path):
     before = os.umask(0o027)
     try:
-        HubFormat("resnet18_cifar").write(
-            build_export_model(classifier, with_preprocessing=False), classifier, tmp_path / "a"
-        )
+        HubFormat("resnet18_cifar").write(ExportModel(classifier, with_preprocessing=False), tmp_path / "a")
     finally:
         os.umask(before)
     assert {each.name: each.stat().st_mode & 0o777 for each in (tmp_path / "a").iterdir()} == {

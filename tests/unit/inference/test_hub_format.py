@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -14,11 +13,10 @@ from PIL import Image
 from torch import Tensor
 from torchvision import models
 
-from paceline.core.errors import RecipeError
 from paceline.data.resize import CenterCropResizer, StretchResizer
 from paceline.inference.classifier import Preprocessing, load_classifier
 from paceline.inference.export import export_classifier
-from paceline.inference.formats import _SAME_IN_TIMM, HubFormat, find_architecture, timm_crop_pct
+from paceline.inference.formats import _SAME_IN_TIMM, ExportModel, HubFormat, find_architecture, timm_crop_pct
 
 from . import made_run
 
@@ -56,7 +54,7 @@ def test_timm_brings_a_photograph_to_the_same_pixels(resnet, tmp_path, resize):
     sized = replace(classifier.preprocessing, resize=resize, is_pixels=False)
     sizing = StretchResizer() if resize is None else CenterCropResizer(32 / resize)
     classifier = replace(classifier, preprocessing=sized, sizing=sizing)
-    HubFormat(RESNET).write(_network(classifier), classifier, tmp_path / "a")
+    HubFormat(RESNET).write(_network(classifier), tmp_path / "a")
     model = timm.create_model(f"local-dir:{tmp_path / 'a'}", pretrained=True)
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
     stored = BytesIO()
@@ -77,7 +75,7 @@ def test_the_lines_of_the_page_show_timm_a_turned_photograph_as_the_run_sees_it(
     sized = replace(classifier.preprocessing, resize=37, is_pixels=False)
     classifier = replace(classifier, preprocessing=sized, sizing=CenterCropResizer(32 / 37))
     monkeypatch.chdir(tmp_path)
-    HubFormat(name).write(_network(classifier), classifier, tmp_path / "photos")
+    HubFormat(name).write(_network(classifier), tmp_path / "photos")
     exif = Image.Exif()
     exif[0x0112] = 6
     photograph(60, 91).save("cat.jpg", "PNG", exif=exif)  # of which nothing is lost
@@ -92,9 +90,7 @@ def test_the_lines_of_the_page_show_timm_a_turned_photograph_as_the_run_sees_it(
 
 
 def _network(classifier):
-    from paceline.inference.export_model import build_export_model
-
-    return build_export_model(classifier, with_preprocessing=False)
+    return ExportModel(classifier, with_preprocessing=False)
 
 
 def test_timms_short_side_is_ours_for_every_size_and_crop():
@@ -155,10 +151,3 @@ def test_who_loads_a_network_is_known_by_its_name():
     assert str(find_architecture("torchvision:resnet50")) == "resnet50"
     assert str(find_architecture("torchvision:vgg11")) == "torchvision/vgg11"
     assert str(find_architecture("resnet18_cifar")) == "paceline/resnet18_cifar"
-
-
-def test_without_timm_its_networks_are_refused_in_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(RecipeError, match=r"^--format: .*timm, .* \(pip install 'paceline\[export\]'\)$"):
-        HubFormat(RESNET)
-    HubFormat("resnet18_cifar")  # needs no timm

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import ModelCard
 from PIL import Image
 
 from paceline.core.errors import PacelineError
@@ -14,8 +15,7 @@ from paceline.core.results import ClassCount
 from paceline.core.run_dir import RunDir
 from paceline.core.statistics import wilson_interval
 from paceline.inference.classifier import load_classifier
-from paceline.inference.export_model import BareModel, export_metadata
-from paceline.inference.formats import build_config
+from paceline.inference.formats import ExportModel, build_config
 from paceline.inference.model_card import (
     FILL_IN,
     ConfusedPair,
@@ -50,6 +50,14 @@ def test_the_card_has_the_records_of_the_run(classifier):
     assert "```python\nask(images)\n```" in card
 
 
+def test_the_hub_reads_the_accuracy_from_the_header_unless_the_file_has_another(classifier):
+    data = ModelCard(written(classifier)).data
+    assert (data.library_name, data.license, data.model_name) == ("onnx", "unknown", "a")
+    assert [(each.metric_name, each.metric_value) for each in data.eval_results] == [("top-1", 0.81), ("top-5", 0.975)]
+    for other in (written(classifier, evaluation=None), written(replace(classifier, evaluated_image_size=8))):
+        assert "model-index" not in other
+
+
 def test_the_weakest_classes_come_first_and_one_without_a_mistake_is_left_out(classifier):
     table = written(classifier).partition("lowest accuracy")[2].partition("## ")[0]
     assert re.findall(r"^\| (\d) \| (\S+) %", table, re.MULTILINE) == [("1", "64.00"), ("2", "80.00"), ("3", "80.00")]
@@ -59,7 +67,7 @@ def test_what_no_run_knows_is_marked(classifier):
     card = written(classifier)
     for heading in ("Intended use", "Data", "Limits", "Licence"):
         assert FILL_IN in card.partition(f"## {heading}")[2].partition("\n## ")[0], heading
-    assert "license: unknown # fill in" in card
+    assert "license: unknown\n" in card
 
 
 def test_no_path_of_this_machine_is_in_a_card_or_a_configuration(tmp_path):
@@ -84,10 +92,8 @@ def test_names_of_classes_are_names_and_no_markup(classifier):
     card = written(replace(classifier, classes=names), evaluation=evaluation)
     assert re.findall("^#+ .*$", card, re.MULTILINE) == re.findall("^#+ .*$", written(classifier), re.MULTILINE)
     assert "<" not in card and r"a\|b\`c\*d\_\[e\](f)" in card and r"caf\\udce9" in card
-    assert (
-        json.loads(export_metadata(replace(classifier, classes=names), BareModel(classifier))["classes"])[3]
-        == r"caf\udce9"
-    )
+    exported = ExportModel(replace(classifier, classes=names), with_preprocessing=False)
+    assert exported.metadata()["classes"][3] == r"caf\udce9"
 
 
 def test_a_machine_that_calls_itself_what_it_likes_is_one_row(classifier):

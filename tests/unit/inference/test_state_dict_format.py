@@ -5,7 +5,7 @@ import torch
 
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import build_export_format, export_classifier
-from paceline.inference.export_model import BareModel
+from paceline.inference.formats import ExportModel
 
 from . import made_run
 
@@ -23,7 +23,7 @@ def test_the_file_is_loaded_by_the_lines_of_its_card(tmp_path, monkeypatch, name
     found = {"images": images}
     exec(usage, found)
     with torch.inference_mode():
-        assert torch.equal(found["logits"], BareModel(classifier).module(images))
+        assert torch.equal(found["logits"], ExportModel(classifier, with_preprocessing=False).module(images))
 
 
 def test_batch_norms_of_several_ranks_are_plain_ones_for_others(tmp_path):

@@ -11,8 +11,7 @@ import paceline
 from paceline.core.errors import PacelineError
 from paceline.inference.classifier import load_classifier
 from paceline.inference.export import export_classifier
-from paceline.inference.export_model import build_export_model, trace_program
-from paceline.inference.formats import METADATA_FILE, TorchExportFormat
+from paceline.inference.formats import METADATA_FILE, ExportModel, TorchExportFormat
 
 from . import made_run
 
@@ -63,7 +62,7 @@ def test_a_network_that_cannot_be_traced_is_one_line(exported_run):
         def forward(self, images):
             return images.mean(dim=(1, 2, 3))[:, None] * (2 if images.sum().item() > 0 else 1)
 
-    network = build_export_model(exported_run[0], with_preprocessing=False)
+    network = ExportModel(exported_run[0], with_preprocessing=False)
     network.module.network = Stubborn()
     with pytest.raises(PacelineError, match=r"^model.name: resnet18_cifar cannot be traced .* --format safetensors\)$"):
-        trace_program(exported_run[0], network)
+        network.trace()
