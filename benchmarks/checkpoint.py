@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py --rounds 10 --json benchmarks/results/checkpoint-cpu.json
 
 Training steps on made-up images, with the recipe's own model and optimizer, are interrupted by saves as a run makes
-them: `FileCheckpointWriter`, in the background and at once, and as it was before, by safetensors' own `save_file`
+them: `CheckpointWriter`, in the background and at once, and as it was before, by safetensors' own `save_file`
 and a digest read back from the file. The ways take turns, round by round, in folders of one disk; two of them write
 to a slow disk, which is the same disk and a writer that sleeps, so that it comes to `--slow-mb-s` at most.
 
@@ -40,7 +40,7 @@ from paceline.models.build import build_model
 from paceline.recipe.load import Patch, load
 from paceline.training.checkpoint import (
     CheckpointStorage,
-    FileCheckpointWriter,
+    CheckpointWriter,
     KeepPolicy,
     Snapshot,
     format,
@@ -147,7 +147,7 @@ def build_ways(folder: Path, slow_mb_s: float, stack: contextlib.ExitStack) -> d
 
     def ours(name: str, *, background: bool, steps: int, mb_s: float = math.inf) -> Way:
         checkpoints = CheckpointStorage(folder / name, KeepPolicy(3))
-        writer = FileCheckpointWriter(checkpoints, background=background, on_failure="stop", warn=print)
+        writer = CheckpointWriter(checkpoints, background=background, on_failure="stop", warn=print)
         stack.callback(writer.close)
         return Way(lambda step, snapshot: writer.save(step, -1, snapshot), writer.flush, steps, mb_s)
 

@@ -122,7 +122,7 @@ def _persistent() -> TrainingState:
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3))
     precision = build_precision("bf16_master", torch.device("cpu"))
     precision.cast_model(model)
-    named = precision.weights.named_parameters(model)
+    named = precision.optimized_parameters(model)
     optimizer = build_optimizer(Adam(), named, "cpu")
     plan = SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0)
     average = build_weight_average(Ema(), model, optimizer, named)

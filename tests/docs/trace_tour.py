@@ -16,7 +16,7 @@ import paceline
 from paceline.cli import main
 from paceline.data.loaders.process import _WorkerDataset
 from paceline.measure.clock import StageClock
-from paceline.training.checkpoint.writer import FileCheckpointWriter
+from paceline.training.checkpoint.writer import CheckpointWriter
 from paceline.training.trainer import Trainer
 
 SOURCE = Path(paceline.__file__).parent
@@ -86,6 +86,6 @@ def trace_step() -> None:
 trace_step()
 trace_call(_WorkerDataset, "__getitem__", "worker", number=3)
 trace_call(Trainer, "save_checkpoint", "checkpoint")
-trace_call(FileCheckpointWriter, "_write", "writer")
+trace_call(CheckpointWriter, "_write", "writer")
 sys.argv[1:] = sys.argv[2:]
 sys.exit(main())

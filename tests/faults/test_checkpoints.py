@@ -21,7 +21,7 @@ import torch
 from paceline.core.errors import CheckpointError
 from paceline.training.checkpoint import (
     CheckpointStorage,
-    FileCheckpointWriter,
+    CheckpointWriter,
     KeepPolicy,
     Snapshot,
     format,
@@ -51,7 +51,7 @@ def save_until_killed(folder: Path, acknowledged: int, *, background: bool) -> N
     checkpoints.clean_up()
     newest = checkpoints.newest()
     step = int(newest.name.removeprefix("step-")) if newest else 0
-    writer = FileCheckpointWriter(checkpoints, background=background, on_failure="stop", warn=lambda line: None)
+    writer = CheckpointWriter(checkpoints, background=background, on_failure="stop", warn=lambda line: None)
     output = -1
     while True:
         step += 1
@@ -146,7 +146,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def try_save(folder: Path, step: int, *, background: bool, num_bytes: int = MIB) -> list[str]:
     """Save a checkpoint of `step` and return the warnings."""
     warnings: list[str] = []
-    writer = FileCheckpointWriter(
+    writer = CheckpointWriter(
         CheckpointStorage(folder, KeepPolicy(9)), background=background, on_failure="warn", warn=warnings.append
     )
     with contextlib.closing(writer):
@@ -208,8 +208,8 @@ def test_a_file_size_limit_is_reported_as_a_full_disk(tmp_path: Path, background
     assert_only(tmp_path, 1)
 
 
-def writer_on(folder: Path, warnings: list[str], keep: KeepPolicy, *, background: bool) -> FileCheckpointWriter:
-    return FileCheckpointWriter(
+def writer_on(folder: Path, warnings: list[str], keep: KeepPolicy, *, background: bool) -> CheckpointWriter:
+    return CheckpointWriter(
         CheckpointStorage(folder, keep), background=background, on_failure="warn", warn=warnings.append
     )
 

@@ -309,10 +309,10 @@ def test_every_part_of_the_state_matters(
 def test_the_loss_scale_is_part_of_the_state() -> None:
     """Only GPUs have the format that needs a loss scale, so this is tested without a run."""
     kept, lost = (persistent() for _ in range(2))
-    kept.precision.scale.backoff()
+    kept.precision.scaler.backoff()
     snapshot = kept.state_dict(TrainState(), {})
     assert snapshot.values["scale"] != lost.state_dict(TrainState(), {}).values["scale"]
-    lost.precision.scale.load_state_dict(snapshot.values["scale"])
+    lost.precision.scaler.load_state_dict(snapshot.values["scale"])
     assert lost.state_dict(TrainState(), {}).values == snapshot.values
 
 
@@ -320,7 +320,7 @@ def persistent() -> TrainingState:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = build_lr_schedule(Constant(), SimpleNamespace(peak_lr=0.1, steps=lambda duration: 0))
-    precision = Precision("cpu", torch.float32, scale=DynamicLossScaler())
+    precision = Precision("cpu", torch.float32, scaler=DynamicLossScaler())
     extra_state = ExtraOptimizerState.from_optimizer(optimizer, "sgd")
     return TrainingState(model, optimizer, schedule, precision, None, SingleDevice(), extra_state)
 

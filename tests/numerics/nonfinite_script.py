@@ -15,9 +15,9 @@ from paceline.measure.throughput import RunTimer
 from paceline.parallel.build import build_strategy
 from paceline.recipe.schema.train import Parallel, Train
 from paceline.training.loss import CrossEntropy
-from paceline.training.lr_schedule import ConstantShape, FixedLrSchedule, LrWarmup
+from paceline.training.lr_schedule import LrSchedule, LrWarmup
 from paceline.training.metrics_logger import MetricsLogger, NoBatchAccuracy
-from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, build_buffer_rollback, build_nonfinite_guard
+from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedBuffers, build_nonfinite_guard
 from paceline.training.precision import DynamicLossScaler, Precision
 from paceline.training.state import TrainState
 from paceline.training.trainer import OptimizerUpdate
@@ -67,10 +67,10 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
     replica = strategy.prepare(model)
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD([{"params": parameters, "lr_factor": 1.0}], lr=0.1)
-    precision = Precision("cpu", scale=DynamicLossScaler()) if policy == "scaled" else Precision("cpu")
+    precision = Precision("cpu", scaler=DynamicLossScaler()) if policy == "scaled" else Precision("cpu")
     section = Train(steps=STEPS, on_nonfinite="skip" if policy == "skip" else "stop")
     guard = build_nonfinite_guard(section, precision, NonFiniteReporter(world, strategy, lambda: "step-00000002"), CPU)
-    schedule = FixedLrSchedule(0.1, LrWarmup(0, 0.0), ConstantShape())
+    schedule = LrSchedule(0.1, LrWarmup(0, 0.0), lambda step: 1.0)
     update = OptimizerUpdate(
         parameters,
         optimizer,
@@ -78,7 +78,7 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
         precision,
         strategy,
         guard,
-        build_buffer_rollback(section, model),
+        SavedBuffers(model) if policy == "skip" else None,
         GradientProbe(model),
         None,
         math.inf,
@@ -102,7 +102,13 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
         journal.log_step(state, None, mean_loss)
         state.advance(16)
     weights = torch.cat([each.flatten() for each in strategy.gather(dict(model.named_parameters())).values()])
-    numbers = [state.step, state.skipped, precision.scale.value, "rank 1 of 2" in message, "step 4:" in message]
+    numbers = [
+        state.step,
+        state.skipped,
+        precision.scaler.value if precision.scaler else 1.0,
+        "rank 1 of 2" in message,
+        "step 4:" in message,
+    ]
     return {
         "numbers": torch.tensor(numbers, dtype=torch.float64),
         "losses": torch.tensor(sink.logged),

@@ -20,7 +20,7 @@ from paceline.recipe.plan import eval_image_size
 from paceline.recipe.schema import Recipe
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
 from paceline.training.eval_model import eval_precision, load_eval_model
-from paceline.training.evaluator import EvalViews, build_eval_views
+from paceline.training.evaluator import EVAL_VIEWS, EvalViews
 from paceline.training.precision import Precision, build_precision, set_numerics
 from paceline.training.trained_dataset import TrainedDataset, read_trained_dataset
 
@@ -128,7 +128,7 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
         sizing=StretchResizer() if facts.is_pixels else build_eval_resizer(recipe.data),
         place=DeviceTransfer(target, precision.dtype, preprocessing.mean, preprocessing.std, layout),
         precision=precision,
-        views=build_eval_views(recipe.data.eval_views),
+        views=EVAL_VIEWS[recipe.data.eval_views],
         own_code=own_code,
     )
 

@@ -17,7 +17,7 @@ from paceline.data.batch import Batch
 from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.recipe.plan import Plan
-from paceline.training.evaluator import BadImageCollector
+from paceline.training.coordinator import SplitBadImages
 
 
 class Prefetcher:
@@ -95,7 +95,7 @@ class SplitPipeline:
 
     loader: Loader
     prefetcher: Prefetcher
-    bad_images: BadImageCollector
+    bad_images: SplitBadImages
     transfer: DeviceTransfer
     finish: DeviceTransforms
     dataset: Dataset

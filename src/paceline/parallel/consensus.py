@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -17,75 +17,14 @@ _CHUNK: Final = 1 << 22  # numbers hashed at a time: 32 MB per int64 temporary
 _WORD_DTYPES: Final = {1: torch.uint8, 2: torch.int16}
 
 
-class Consensus(Protocol):
-    """Sum integers over the ranks. Every rank must make the same calls in the same order."""
+class Consensus:
+    """Sum integers over the ranks. Every rank must make the same calls in the same order.
 
-    def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
-        """Send this step's `votes`; return sums over the ranks, the same on each.
-
-        With several ranks these are the sums of the previous call, 0 in the first. Raise `RuntimeError` if a rank was
-        lost.
-        """
-        ...
-
-    def flush(self) -> tuple[int, ...]:
-        """Wait for the votes sent last; return their sums."""
-        ...
-
-    def union(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Return the distinct int64 `numbers` of all ranks, sorted. Waits for all ranks."""
-        ...
-
-    def close(self) -> None:
-        """Drop votes in flight, without waiting: after a failure a rank may be gone."""
-        ...
-
-
-def build_consensus(world: World, num_votes: int, timeout: timedelta | None = None) -> Consensus:
-    """Return the consensus of the ranks of `world` on `num_votes` integers per step. Collective.
-
-    `timeout` is that of its process group; None is torch's default.
-    """
-    if world.world_size == 1:
-        return SingleRankConsensus(num_votes)
-    # A group of its own: its collectives overlap those of training, which must keep their order. gloo, since a vote
-    # must not wait for the kernels queued on a GPU.
-    group = dist.new_group(backend="gloo", timeout=timeout)
-    assert isinstance(group, dist.ProcessGroup), "a rank of the world is outside the process group"
-    return AllGatherConsensus(num_votes, group)
-
-
-class SingleRankConsensus:
-    """Consensus of one rank, whose votes count at once."""
-
-    def __init__(self, num_votes: int) -> None:
-        self._votes = (0,) * num_votes
-
-    def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
-        """Return `votes`."""
-        assert len(votes) == len(self._votes), f"{len(votes)} votes of {len(self._votes)}"
-        self._votes = tuple(int(vote) for vote in votes)
-        return self._votes
-
-    def flush(self) -> tuple[int, ...]:
-        """Return the last votes."""
-        return self._votes
-
-    def union(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Return the distinct numbers, sorted."""
-        return tuple(sorted(set(numbers)))
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class AllGatherConsensus:
-    """Consensus of several ranks: an asynchronous all-reduce of int64 [num_votes] per call, waited for in the next.
-
-    `group` has all ranks, reduces host tensors, and is used by nothing else.
+    `group` has all ranks, reduces host tensors, and is used by nothing else; None for one rank, whose votes count at
+    once.
     """
 
-    def __init__(self, num_votes: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, num_votes: int, group: dist.ProcessGroup | None) -> None:
         self._group = group
         self._sent = torch.zeros(num_votes, dtype=torch.int64)
         self._numbers = self._sent.numpy()  # shares memory: filling it creates no tensor per step
@@ -93,9 +32,16 @@ class AllGatherConsensus:
         self._sums = (0,) * num_votes
 
     def all_reduce_flags(self, *votes: int) -> tuple[int, ...]:
-        """Send `votes`; return the sums of the previous votes."""
+        """Send this step's `votes`; return sums over the ranks, the same on each.
+
+        With several ranks these are the sums of the previous call, 0 in the first: the all-reduce is asynchronous.
+        Raise `RuntimeError` if a rank was lost.
+        """
+        assert len(votes) == len(self._sums), f"{len(votes)} votes of {len(self._sums)}"
+        if self._group is None:
+            self._sums = tuple(int(vote) for vote in votes)
+            return self._sums
         before = self.flush()
-        assert len(votes) == len(before), f"{len(votes)} votes of {len(before)}"
         self._numbers[:] = votes
         self._work = dist.all_reduce(self._sent, group=self._group, async_op=True)
         return before
@@ -109,7 +55,9 @@ class AllGatherConsensus:
         return self._sums
 
     def union(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """Return the distinct numbers of all ranks, sorted."""
+        """Return the distinct int64 `numbers` of all ranks, sorted. Waits for all ranks."""
+        if self._group is None:
+            return tuple(sorted(set(numbers)))
         # gloo gathers equal shapes only: first the counts, then the numbers padded to the longest list.
         counts = self._gather(torch.tensor([len(numbers)]))
         longest = int(counts.max())
@@ -121,7 +69,7 @@ class AllGatherConsensus:
         return tuple(sorted({number for row, count in lists for number in row[:count]}))
 
     def close(self) -> None:
-        """Drop the votes in flight; the group is destroyed with the default process group."""
+        """Drop votes in flight, without waiting: after a failure a rank may be gone."""
         self._work = None
 
     def _gather(self, row: torch.Tensor) -> torch.Tensor:
@@ -129,6 +77,20 @@ class AllGatherConsensus:
         rows = [torch.empty_like(row) for _ in range(dist.get_world_size(self._group))]
         dist.all_gather(rows, row, group=self._group)
         return torch.stack(rows)
+
+
+def build_consensus(world: World, num_votes: int, timeout: timedelta | None = None) -> Consensus:
+    """Return the consensus of the ranks of `world` on `num_votes` integers per step. Collective.
+
+    `timeout` is that of its process group; None is torch's default.
+    """
+    if world.world_size == 1:
+        return Consensus(num_votes, None)
+    # A group of its own: its collectives overlap those of training, which must keep their order. gloo, since a vote
+    # must not wait for the kernels queued on a GPU.
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup), "a rank of the world is outside the process group"
+    return Consensus(num_votes, group)
 
 
 class ReplicaCheck:

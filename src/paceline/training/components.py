@@ -8,6 +8,7 @@ from typing import Final
 
 from torch import nn
 
+from paceline.core.statistics import TargetCriterion
 from paceline.measure.profiler import require_nvtx
 from paceline.measure.throughput import IntervalTimer, RunTimer
 from paceline.measure.timer import StageTimer, now_s
@@ -32,7 +33,7 @@ from paceline.training.loss import CrossEntropy, build_loss
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.measurements import RunMeter, build_run_meter
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger, build_batch_accuracy
-from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, build_buffer_rollback, build_nonfinite_guard
+from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedBuffers, build_nonfinite_guard
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.outputs import RunOutputs, checkpoint_storage
@@ -40,7 +41,7 @@ from paceline.training.precision import Precision
 from paceline.training.preemption import Deadline, build_deadline
 from paceline.training.process import RunProcess
 from paceline.training.saver import CheckpointSaver, TrainingState
-from paceline.training.state import StepInterval, TrainState, build_stop_rule
+from paceline.training.state import StepInterval, TrainState
 from paceline.training.trainer import CaptureStep, EagerStep, OptimizerUpdate, StepSeeder, Trainer
 
 _RANK_0_WEIGHTS_ONLY: Final = (
@@ -121,7 +122,7 @@ def _build_training_state(
     context: RunContext, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
 ) -> TrainingState:
     recipe = context.recipe
-    named = precision.weights.named_parameters(model)
+    named = precision.optimized_parameters(model)
     optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
     schedule = build_lr_schedule(recipe.schedule, context.plan)
@@ -136,7 +137,7 @@ def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOut
         invocation.batch_job,
         context.world,
         StepInterval(plan.eval_every, plan.total_steps),
-        lambda: outputs.writer.slowest_s,
+        lambda: outputs.writer.slowest_s if outputs.writer else 0.0,
         invocation.interrupts.request,
         process.warn,
         grace_s=context.recipe.checkpoint.grace.seconds,
@@ -196,7 +197,7 @@ def build_trainer(
     reporter = NonFiniteReporter(
         world, strategy, lambda: str(checkpoint_storage(context, process.rundir).newest() or "none")
     )
-    limit = recipe.data.max_bad_images
+    limit, stop = recipe.data.max_bad_images, recipe.train.stop
     bad_images = BadImageRegistry(context.datasets, limit, consensus.union, outputs.log_bad_image, state.bad_images)
     replica_check = build_replica_check(recipe.parallel, world, training_state.model, plan.check_replicas_every)
     save_timer = IntervalTimer(plan.checkpoint_every_s if world.is_main else 0.0)
@@ -233,7 +234,7 @@ def build_trainer(
             bad_images.for_split("train"),
             replica_check,
         ),
-        stopping=build_stop_rule(recipe.train.stop),
+        target=None if stop == "off" else TargetCriterion(stop.top1, stop.patience),
         clock=clock,
         logger=services.logger,
         seeder=StepSeeder(recipe.seed, world.rank, generators(context.device)),
@@ -254,7 +255,7 @@ def _build_update(context: RunContext, training_state: TrainingState, reporter: 
         precision=precision,
         strategy=training_state.strategy,
         guard=build_nonfinite_guard(train, precision, reporter, context.device),
-        rollback=build_buffer_rollback(train, training_state.model),
+        rollback=SavedBuffers(training_state.model) if train.on_nonfinite == "skip" else None,
         probe=GradientProbe(training_state.model),
         average=training_state.average,
         max_norm=math.inf if train.clip_norm == "off" else train.clip_norm,

@@ -36,11 +36,10 @@ from paceline.training.coordinator import BadImageRegistry
 from paceline.training.datasets import ReadData
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import (
+    EVAL_VIEWS,
     BatchNormChecker,
     ModelEvaluator,
-    NoBadImages,
     SplitEvaluator,
-    build_eval_views,
     never_stop,
 )
 from paceline.training.precision import Precision, build_precision, set_numerics
@@ -192,7 +191,7 @@ class RunContext:
         plan, datasets = self.plan, self.datasets
 
         def evaluator(split: Split, source: Source, num_images: int) -> SplitEvaluator:
-            collector = bad_images.for_split(split) if bad_images else NoBadImages()
+            collector = bad_images.for_split(split) if bad_images else None
             split_evaluator = self._create_split_evaluator(precision, strategy, source, num_images)
             return replace(split_evaluator, bad_images=collector, should_stop=should_stop)
 
@@ -229,7 +228,7 @@ class RunContext:
             precision=precision,
             strategy=strategy,
             device=self.device,
-            views=build_eval_views(self.recipe.data.eval_views),
+            views=EVAL_VIEWS[self.recipe.data.eval_views],
         )
 
     def _close_at_end(self, loader: Loader) -> Loader:

@@ -131,7 +131,7 @@ def build_weight_average(
 ) -> WeightAverage | None:
     """Return the average of `train.ema` or of the optimizer for a prepared `model`; None if there is none.
 
-    `named` is from `OptimizedWeights.named_parameters`. Raise `RecipeError` if both are configured, or if a
+    `named` is from `Precision.optimized_parameters`. Raise `RecipeError` if both are configured, or if a
     schedule-free optimizer updates master weights.
     """
     match section, optimizer:

@@ -36,7 +36,7 @@ def load_weight_average(
         return None
     # No other optimizer is built: it may be the user's own code, and is not needed here.
     is_schedule_free = isinstance(recipe.optim, ScheduleFree)
-    named = precision.weights.named_parameters(model)
+    named = precision.optimized_parameters(model)
     layers, device = layers_for_decay(recipe.optim, model), precision.device_type
     optimizer = build_optimizer(recipe.optim, named, device, layers) if is_schedule_free else None
     average = build_weight_average(recipe.train.ema, model, optimizer, named)

@@ -1,8 +1,8 @@
 """Evaluate the raw and the averaged weights exactly: each image is counted once on any number of ranks."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,78 +10,56 @@ from torch.nn import functional
 
 from paceline.core.errors import DataError
 from paceline.core.results import BatchNormCheck, ClassTable, EvalReport, EvalResult, MisclassifiedImage
-from paceline.data.bad_images import BadImage
 from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.models.freeze import eval_mode, use_batch_statistics
 from paceline.parallel.strategy import Strategy
+from paceline.training.coordinator import SplitBadImages
 from paceline.training.ema import WeightAverage
-from paceline.training.metrics import EvalCounts, build_mistake_tracker, predict_batch
+from paceline.training.metrics import EvalCounts, WorstMistakes, predict_batch
 from paceline.training.precision import Precision
 
 _BATCH_NORM_BATCH: Final = 128
 """Images per batch of the BatchNorm check."""
 
 
-class EvalViews(Protocol):
-    """Compute logits from images."""
-
-    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return float [N, num_classes] for normalized images [N, C, H, W]."""
-        ...
+EvalViews = Callable[[nn.Module, Tensor], Tensor]
+"""Return logits float [N, num_classes] of normalized images [N, C, H, W]."""
 
 
-class SingleView:
-    """Evaluate each image once."""
-
-    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the model's logits, float [N, num_classes]."""
-        logits: Tensor = model(images)
-        return logits
+def single_view(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the model's logits of each image."""
+    logits: Tensor = model(images)
+    return logits
 
 
-class FlipViews:
-    """Average the logits of each image and its horizontal flip."""
-
-    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the mean of both logits, float64 [N, num_classes]."""
-        # float64, so that 16-bit logits are not rounded again.
-        both: Tensor = torch.stack([model(images), model(images.flip(3))])
-        return both.double().mean(dim=0)
+def flip_views(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the mean over each image and its horizontal flip, float64."""
+    # float64, so that 16-bit logits are not rounded again.
+    both: Tensor = torch.stack([model(images), model(images.flip(3))])
+    return both.double().mean(dim=0)
 
 
-class ShiftViews:
-    """Average over each image, its flip, and both shifted by one pixel up-left and down-right with reflected borders.
+def shift_views(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the mean over each image, its flip, and both shifted by a pixel up-left and down-right, float64.
 
-    Weights are 1/2, 1/4 and 1/4, as in airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
+    Borders are reflected. Weights are 1/2, 1/4 and 1/4, as in airbench (Jordan 2024, arXiv 2404.00498, section 3.6).
     """
+    height, width = images.shape[-2:]
+    padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
+    shifted = [
+        padded[..., by : by + height, by : by + width].contiguous(memory_format=_memory_format(images)) for by in (0, 2)
+    ]
+    return 0.5 * flip_views(model, images) + 0.25 * sum(flip_views(model, each) for each in shifted)
 
-    def __call__(self, model: nn.Module, images: Tensor) -> Tensor:
-        """Return the weighted mean, float64 [N, num_classes]."""
-        height, width = images.shape[-2:]
-        padded = functional.pad(images, (1, 1, 1, 1), mode="reflect")
-        views = FlipViews()
-        shifted = [
-            padded[..., by : by + height, by : by + width].contiguous(memory_format=_memory_format(images))
-            for by in (0, 2)
-        ]
-        return 0.5 * views(model, images) + 0.25 * sum(views(model, each) for each in shifted)
+
+EVAL_VIEWS: Final[Mapping[int, EvalViews]] = {1: single_view, 2: flip_views, 6: shift_views}
+"""By `data.eval_views`, the number of views."""
 
 
 def _memory_format(images: Tensor) -> torch.memory_format:
     is_last = images.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if is_last else torch.contiguous_format
-
-
-def build_eval_views(number: Literal[1, 2, 6]) -> EvalViews:
-    """Return the views of `data.eval_views`."""
-    match number:
-        case 1:
-            return SingleView()
-        case 2:
-            return FlipViews()
-        case 6:
-            return ShiftViews()
 
 
 class SplitEvaluation(NamedTuple):
@@ -90,29 +68,6 @@ class SplitEvaluation(NamedTuple):
     result: EvalResult
     classes: ClassTable
     worst: tuple[MisclassifiedImage, ...] = ()
-
-
-class BadImageCollector(Protocol):
-    """Collect images that could not be read."""
-
-    def add(self, bad: Iterable[BadImage]) -> int:
-        """Add bad images of this rank; return how many are new."""
-        ...
-
-    def sync(self) -> None:
-        """Exchange the new ones across ranks. Collective."""
-        ...
-
-
-class NoBadImages:
-    """Collect nothing: unreadable images end the run."""
-
-    def add(self, bad: Iterable[BadImage]) -> int:
-        """Return 0."""
-        return 0
-
-    def sync(self) -> None:
-        """Do nothing."""
 
 
 def never_stop() -> bool:
@@ -135,9 +90,9 @@ class SplitEvaluator:
     precision: Precision
     strategy: Strategy
     device: torch.device
-    views: EvalViews = field(default_factory=SingleView)
+    views: EvalViews = single_view
     should_stop: Callable[[], bool] = never_stop
-    bad_images: BadImageCollector = field(default_factory=NoBadImages)
+    bad_images: SplitBadImages | None = None  # without it, an unreadable image is an error
     num_worst: int = 0
 
     def __call__(self, model: nn.Module) -> SplitEvaluation | None:
@@ -147,14 +102,14 @@ class SplitEvaluator:
         """
         stopped, num_bad, num_new = False, 0, 0
         counts = EvalCounts.zeros(len(self.class_names), self.device)
-        mistakes = build_mistake_tracker(self.num_worst, self.device)
+        mistakes = WorstMistakes.empty(self.num_worst, self.device) if self.num_worst else None
         with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
                 stopped = self.should_stop()
                 if stopped:  # the other ranks finish; all learn of it in the sum below
                     break
                 num_bad += len(batch.bad)
-                num_new += self.bad_images.add(batch.bad)
+                num_new += self.bad_images.add(batch.bad) if self.bad_images else 0
                 if not len(batch):
                     continue
                 device_batch = self.transfer(batch)
@@ -162,7 +117,8 @@ class SplitEvaluator:
                     logits = self.views(model, self.transfer.normalize(device_batch.images))
                 predictions = predict_batch(logits, device_batch.labels)
                 counts.add(predictions)
-                mistakes.add(predictions, batch.indices)
+                if mistakes:
+                    mistakes.add(predictions, batch.indices)
         total = counts.reduce(self.strategy.sum)
         flags = torch.tensor([stopped, num_bad, num_new], dtype=torch.int64, device=self.device)
         num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
@@ -171,11 +127,11 @@ class SplitEvaluator:
         # Integers, so that the sum over ranks is exact.
         counted = total.images + all_bad
         assert counted == self.num_images, f"{counted} images were counted of {self.num_images}"
-        if all_new:
+        if all_new and self.bad_images:
             self.bad_images.sync()
         if not total.images:
             raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (fix them)")
-        worst = mistakes.merge_ranks(self.strategy.all_gather).to_mistakes()
+        worst = mistakes.merge_ranks(self.strategy.all_gather).to_mistakes() if mistakes else ()
         return SplitEvaluation(total.to_result(), total.to_class_table(self.class_names), worst)
 
 

@@ -2,50 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import optim as sections
 from paceline.recipe.schema.optim import ScheduleSection
 
-
-class LrSchedule(Protocol):
-    """The learning rate of each step, from 0."""
-
-    def lr(self, step: int) -> float:
-        """Return the learning rate of optimizer step `step`."""
-        ...
-
-    def observe(self, val_loss: float, step: int) -> None:
-        """Observe the validation loss after `step` steps."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values that a resumed run needs."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-        ...
-
-
-class LrShape(Protocol):
-    """The learning rate relative to its peak, without the warm-up."""
-
-    def share(self, step: int) -> float:
-        """Return the share of the peak at global step `step`."""
-        ...
-
-
-@dataclass(frozen=True)
-class ConstantShape:
-    """A constant learning rate."""
-
-    def share(self, step: int) -> float:
-        """Return 1."""
-        return 1.0
+LrShape = Callable[[int], float]
+"""Return the learning rate at a global step, from 0, relative to its peak, without the warm-up."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +23,7 @@ class DecayShape:
     final: float
     curve: Callable[[float], float]
 
-    def share(self, step: int) -> float:
+    def __call__(self, step: int) -> float:
         """Return the share of the peak at `step`."""
         progress = min(1.0, max(0.0, (step - self.first) / max(1, self.last - self.first)))
         return self.final + (1.0 - self.final) * self.curve(progress)
@@ -80,7 +46,7 @@ class MilestoneShape:
     steps: tuple[int, ...]
     factor: float
 
-    def share(self, step: int) -> float:
+    def __call__(self, step: int) -> float:
         """Return the share of the peak at `step`."""
         return self.factor ** sum(step >= milestone for milestone in self.steps)
 
@@ -94,11 +60,11 @@ class OneCycleShape:
     start: float
     final: float
 
-    def share(self, step: int) -> float:
+    def __call__(self, step: int) -> float:
         """Return the share of the peak at `step`."""
         if step < self.peak_at:
             return self.start + (1.0 - self.start) * half_cosine(1 - step / self.peak_at)
-        return DecayShape(self.peak_at, self.last, self.final, half_cosine).share(step)
+        return DecayShape(self.peak_at, self.last, self.final, half_cosine)(step)
 
 
 @dataclass(frozen=True)
@@ -133,53 +99,26 @@ class LrWarmup:
         return (epoch if self.start else epoch + 1) * self.epoch_steps / self.steps
 
 
-@dataclass(frozen=True)
-class FixedLrSchedule:
-    """A fixed schedule: warm-up, then `shape`."""
-
-    peak: float
-    warmup: LrWarmup
-    shape: LrShape
-
-    def lr(self, step: int) -> float:
-        """Return the learning rate of step `step`."""
-        return self.peak * self.warmup.share(step) * self.shape.share(step)
-
-    def observe(self, val_loss: float, step: int) -> None:
-        """Do nothing: the schedule is fixed."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty dictionary: the step determines the rate."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-
 @dataclass
-class PlateauLrSchedule:
-    """Multiply by `factor` after more than `patience` evaluations without a lower loss, as torch's ReduceLROnPlateau.
+class PlateauShape:
+    """Multiply by `factor` after more than `patience` evaluations without a lower loss.
 
-    Evaluations up to the end of the warm-up do not count.
+    As torch's ReduceLROnPlateau.
     """
 
-    peak: float
-    warmup: LrWarmup
     factor: float
     patience: int
     threshold: float
-    best: float = field(default=math.inf)
-    bad_evaluations: int = field(default=0)
-    share: float = field(default=1.0)
+    best: float = math.inf
+    bad_evaluations: int = 0
+    share: float = 1.0
 
-    def lr(self, step: int) -> float:
-        """Return the learning rate of step `step`."""
-        return self.peak * self.warmup.share(step) * self.share
+    def __call__(self, step: int) -> float:
+        """Return the current share of the peak."""
+        return self.share
 
-    def observe(self, val_loss: float, step: int) -> None:
+    def observe(self, val_loss: float) -> None:
         """Count an evaluation without improvement, or reset the count."""
-        if step <= self.warmup.steps:
-            return
         if val_loss < self.best * (1 - self.threshold):
             self.best, self.bad_evaluations = val_loss, 0
             return
@@ -187,27 +126,47 @@ class PlateauLrSchedule:
         if self.bad_evaluations > self.patience:
             self.share, self.bad_evaluations = self.share * self.factor, 0
 
+
+@dataclass(frozen=True)
+class LrSchedule:
+    """The learning rate of each step, from 0: warm-up, then `shape`, of which only `PlateauShape` has state."""
+
+    peak: float
+    warmup: LrWarmup
+    shape: LrShape
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of optimizer step `step`."""
+        return self.peak * self.warmup.share(step) * self.shape(step)
+
+    def observe(self, val_loss: float, step: int) -> None:
+        """Observe the validation loss after `step` steps; evaluations up to the end of the warm-up do not count."""
+        if isinstance(self.shape, PlateauShape) and step > self.warmup.steps:
+            self.shape.observe(val_loss)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. An infinite `best` is None, for JSON."""
-        best = None if math.isinf(self.best) else self.best
-        return {"best": best, "bad_evaluations": self.bad_evaluations, "share": self.share}
+        """Return plain values that a resumed run needs. An infinite `best` is None, for JSON."""
+        shape = self.shape
+        if not isinstance(shape, PlateauShape):
+            return {}
+        best = None if math.isinf(shape.best) else shape.best
+        return {"best": best, "bad_evaluations": shape.bad_evaluations, "share": shape.share}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state."""
-        self.best = math.inf if state["best"] is None else state["best"]
-        self.bad_evaluations, self.share = state["bad_evaluations"], state["share"]
+        """Load what `state_dict` returned."""
+        if isinstance(self.shape, PlateauShape):
+            self.shape.best = math.inf if state["best"] is None else state["best"]
+            self.shape.bad_evaluations, self.shape.share = state["bad_evaluations"], state["share"]
 
 
 def build_lr_schedule(section: ScheduleSection, plan: Plan) -> LrSchedule:
     """Return the schedule of `section`, with durations converted to steps by `plan`."""
     if isinstance(section, sections.OneCycle):
         shape = OneCycleShape(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
-        return FixedLrSchedule(plan.peak_lr, LrWarmup(0, 0.0), shape)
+        return LrSchedule(plan.peak_lr, LrWarmup(0, 0.0), shape)
     stair = plan.steps_per_epoch if section.warmup_by == "epoch" else 0
     warmup = LrWarmup(plan.steps(section.warmup), section.warmup_start, section.warmup_shape, stair)
-    if isinstance(section, sections.Plateau):
-        return PlateauLrSchedule(plan.peak_lr, warmup, section.factor, section.patience, section.threshold)
-    return FixedLrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps))
+    return LrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps))
 
 
 def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, float]]:
@@ -215,7 +174,7 @@ def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, 
 
     Midpoints are within 0.2 % of the peak of the line. The step with the peak is included.
     """
-    if not isinstance(schedule, FixedLrSchedule) or total_steps < 1:
+    if isinstance(schedule.shape, PlateauShape) or total_steps < 1:
         return []
     last = total_steps - 1
     grid = sorted({round(last * i / 32) for i in range(33)})
@@ -241,13 +200,18 @@ def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, 
 
 
 def _build_shape(
-    section: sections.Constant | sections.Cosine | sections.Linear | sections.Polynomial | sections.Step,
+    section: sections.Constant
+    | sections.Cosine
+    | sections.Linear
+    | sections.Polynomial
+    | sections.Step
+    | sections.Plateau,
     plan: Plan,
     warmup: int,
 ) -> LrShape:
     match section:
         case sections.Constant():
-            return ConstantShape()
+            return lambda step: 1.0
         case sections.Cosine(final=final):
             return DecayShape(warmup, plan.total_steps, final, half_cosine)
         case sections.Linear(final=final):
@@ -256,3 +220,5 @@ def _build_shape(
             return DecayShape(warmup, plan.total_steps, final, power_curve(power))
         case sections.Step(milestones=milestones, factor=factor):
             return MilestoneShape(tuple(plan.steps(milestone) for milestone in milestones), factor)
+        case sections.Plateau(factor=factor, patience=patience, threshold=threshold):
+            return PlateauShape(factor, patience, threshold)

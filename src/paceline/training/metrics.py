@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -143,25 +143,9 @@ def _sum_by_bin(confidence: Tensor, values: Tensor) -> Tensor:
     return (values[:, :, None] * is_in_bin).sum(dim=1)
 
 
-class MistakeTracker(Protocol):
-    """Keep the misclassified images with the highest loss."""
-
-    def add(self, predictions: Predictions, indices: NDArray[np.int64]) -> None:
-        """Add a batch with sample indices int64 [N]."""
-        ...
-
-    def merge_ranks(self, all_gather: Callable[[Tensor], Tensor]) -> "MistakeTracker":
-        """Return the worst mistakes of all ranks; `all_gather` is an all-gather to [world_size, ...]. Collective."""
-        ...
-
-    def to_mistakes(self) -> tuple[MisclassifiedImage, ...]:
-        """Return the mistakes, worst first. Waits for the device."""
-        ...
-
-
 @dataclass(frozen=True)
-class TopLossSamples:
-    """The mistakes with the highest finite loss, on the device; adding a batch never synchronizes.
+class WorstMistakes:
+    """The misclassified images with the highest finite loss, on the device; adding a batch never synchronizes.
 
     `rows` is float64 [K, 5], highest loss first: index, label, predicted, confidence, loss. Ties go to the lower index,
     so that the result does not depend on batches and ranks.
@@ -175,7 +159,7 @@ class TopLossSamples:
         return cls(torch.full((number, _COLUMNS), _EMPTY_LOSS, dtype=torch.float64, device=device))
 
     def add(self, predictions: Predictions, indices: NDArray[np.int64]) -> None:
-        """Merge a batch."""
+        """Add a batch with sample indices int64 [N]."""
         # CUDA copies up to 64 KB (8,192 indices) from pageable memory without synchronizing.
         index = torch.from_numpy(indices).to(self.rows.device, non_blocking=True)
         is_candidate = (predictions.predicted != predictions.labels) & predictions.losses.isfinite()
@@ -185,37 +169,17 @@ class TopLossSamples:
         batch = torch.stack([column.double() for column in columns], dim=1)
         self.rows.copy_(_top_rows(torch.cat([self.rows, batch]), len(self.rows)))
 
-    def merge_ranks(self, all_gather: Callable[[Tensor], Tensor]) -> "TopLossSamples":
-        """Return the worst mistakes of all ranks, the same on each."""
-        return TopLossSamples(_top_rows(all_gather(self.rows).flatten(0, 1), len(self.rows)))
+    def merge_ranks(self, all_gather: Callable[[Tensor], Tensor]) -> "WorstMistakes":
+        """Return the worst mistakes of all ranks; `all_gather` is an all-gather to [world_size, ...]. Collective."""
+        return WorstMistakes(_top_rows(all_gather(self.rows).flatten(0, 1), len(self.rows)))
 
     def to_mistakes(self) -> tuple[MisclassifiedImage, ...]:
-        """Return up to K mistakes, worst first."""
+        """Return up to K mistakes, worst first. Waits for the device."""
         return tuple(
             MisclassifiedImage(int(index), int(label), int(predicted), confidence, loss)
             for index, label, predicted, confidence, loss in self.rows.tolist()
             if loss != _EMPTY_LOSS
         )
-
-
-class NoMistakeTracker:
-    """Keep no mistakes."""
-
-    def add(self, predictions: Predictions, indices: NDArray[np.int64]) -> None:
-        """Do nothing."""
-
-    def merge_ranks(self, all_gather: Callable[[Tensor], Tensor]) -> "NoMistakeTracker":
-        """Return this object without communication."""
-        return self
-
-    def to_mistakes(self) -> tuple[MisclassifiedImage, ...]:
-        """Return an empty tuple."""
-        return ()
-
-
-def build_mistake_tracker(number: int, device: torch.device) -> MistakeTracker:
-    """Return a tracker of the `number` worst mistakes; 0 tracks none."""
-    return TopLossSamples.empty(number, device) if number else NoMistakeTracker()
 
 
 def _top_rows(rows: Tensor, number: int) -> Tensor:

@@ -19,7 +19,7 @@ from paceline.core.units import count
 from paceline.core.world import World
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.schema.train import Train
-from paceline.training.precision import DynamicLossScaler, LossScaler, Precision
+from paceline.training.precision import DynamicLossScaler, Precision
 
 
 class GradientProbe:
@@ -40,30 +40,8 @@ class GradientProbe:
         return seen
 
 
-class BufferRollback(Protocol):
-    """Restore buffers that a forward pass changed, such as BatchNorm's running statistics."""
-
-    def save(self) -> None:
-        """Save the buffers after a good step."""
-        ...
-
-    def restore(self) -> None:
-        """Restore the saved buffers."""
-        ...
-
-
-class NoRollback:
-    """Do nothing: the run ends at a non-finite step."""
-
-    def save(self) -> None:
-        """Do nothing."""
-
-    def restore(self) -> None:
-        """Do nothing."""
-
-
 class SavedBuffers:
-    """Copies of all non-empty buffers."""
+    """Copies of all non-empty buffers, to restore what a forward pass changed, such as BatchNorm's statistics."""
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = [buffer for buffer in model.buffers() if buffer.numel()]
@@ -80,11 +58,6 @@ class SavedBuffers:
         """Restore the buffers."""
         if self._saved:
             torch._foreach_copy_(self._buffers, self._saved)
-
-
-def build_buffer_rollback(section: Train, model: nn.Module) -> BufferRollback:
-    """Return the rollback that `train.on_nonfinite` needs."""
-    return SavedBuffers(model) if section.on_nonfinite == "skip" else NoRollback()
 
 
 STEPS_AHEAD: Final = 4
@@ -257,16 +230,16 @@ class SkipStep:
 class LossScalingGuard:
     """Skip steps whose scaled gradients overflowed while a smaller loss scale may help."""
 
-    scale: LossScaler
+    scaler: DynamicLossScaler
     reporter: NonFiniteReporter
     inner: NonFiniteGuard
 
     def check(self, step: StepValues) -> bool:
         """Return whether the gradients are finite, or the decision of `inner` if the loss scale is not the cause."""
         if math.isfinite(step.grad_norm.item()):
-            self.scale.update()
+            self.scaler.update()
             return self.inner.check(step)
-        if not self.reporter.describe_bad_losses(step) and self.scale.backoff():
+        if not self.reporter.describe_bad_losses(step) and self.scaler.backoff():
             return False
         return self.inner.check(step)
 
@@ -279,12 +252,12 @@ def build_nonfinite_guard(
     section: Train, precision: Precision, reporter: NonFiniteReporter, device: torch.device
 ) -> NonFiniteGuard:
     """Return the guard of `train.on_nonfinite`."""
-    is_scaled = isinstance(precision.scale, DynamicLossScaler)
+    scaler = precision.scaler
     guard: NonFiniteGuard
     if section.on_nonfinite == "skip":
         guard = SkipStep(reporter)
-    elif device.type == "cuda" and not is_scaled:  # the others need the result before the update
+    elif device.type == "cuda" and not scaler:  # the others need the result before the update
         guard = DeferredCheck(reporter)
     else:
         guard = ImmediateCheck(reporter)
-    return LossScalingGuard(precision.scale, reporter, guard) if is_scaled else guard
+    return LossScalingGuard(scaler, reporter, guard) if scaler else guard

@@ -15,7 +15,7 @@ from paceline.measure.telemetry import Telemetry, build_telemetry
 from paceline.measure.throughput import RunTimer, steady_unix_s
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plugins import code_identity
-from paceline.training.checkpoint import CheckpointStorage, FileCheckpointWriter, KeepPolicy
+from paceline.training.checkpoint import CheckpointStorage, CheckpointWriter, KeepPolicy
 from paceline.training.context import RunContext
 from paceline.training.goodput import GoodputTracker, NoGoodputTracker, build_goodput_tracker
 from paceline.training.logging.base import SinkGroup, drop_records_after
@@ -24,7 +24,7 @@ from paceline.training.lr_schedule import sample_lr_points
 from paceline.training.preflight import check_disk, estimate_checkpoint_bytes
 from paceline.training.process import RunProcess
 from paceline.training.resume import check_dataset, describe_missing_checkpoint, initialize_rundir, read_recipe_name
-from paceline.training.saver import CheckpointWriter, NoCheckpointWriter, TrainingState
+from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
 from paceline.training.trained_dataset import TrainedDataset
 
@@ -55,7 +55,7 @@ class RunOutputs:
     """Outputs of a run, which ranks other than 0 discard; `provenance` records plugins and initial weights."""
 
     sinks: SinkGroup
-    writer: CheckpointWriter
+    writer: CheckpointWriter | None
     checkpoint_values: Mapping[str, Any]
     goodput: GoodputTracker
     log_bad_image: Callable[[dict[str, str | int]], None]
@@ -76,9 +76,7 @@ def build_run_outputs(
     origin: dict[str, Any] = {**({"own_parts": plugins} if plugins else {}), **initial_weights}
     checkpoint_values: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": context.world.world_size, **origin}
     if not context.world.is_main:
-        return RunOutputs(
-            SinkGroup(()), NoCheckpointWriter(), checkpoint_values, NoGoodputTracker(), lambda row: None, origin
-        )
+        return RunOutputs(SinkGroup(()), None, checkpoint_values, NoGoodputTracker(), lambda row: None, origin)
     check_disk(rundir, section, estimate_checkpoint_bytes(training_state, recipe.optim), process.warn)
     goodput = build_goodput_tracker(
         rundir,
@@ -104,7 +102,7 @@ def build_run_outputs(
     rundir.write_json("machine.json", machine)
     listeners = process.invocation.listeners
     sinks = build_sinks(rundir, recipe, state.step, listeners, last_eval=state.last_step)
-    writer = FileCheckpointWriter(
+    writer = CheckpointWriter(
         checkpoint_storage(context, rundir),
         background=section.background == "on",
         on_failure=section.on_failure,

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,64 +18,12 @@ INITIAL_SCALE = 2.0**16
 _GROWTH_INTERVAL = 2000
 
 
-class LossScaler(Protocol):
-    """Loss scaling, so that small gradients do not underflow in float16."""
-
-    @property
-    def value(self) -> float:
-        """The current scale."""
-        ...
-
-    def unscale(self, gradients: Sequence[Tensor]) -> None:
-        """Divide `gradients` by the scale, in place."""
-        ...
-
-    def backoff(self) -> bool:
-        """Record an overflow; return whether a smaller scale may help."""
-        ...
-
-    def update(self) -> None:
-        """Record a step without overflow."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values that a resumed run needs."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-        ...
-
-
-class NoLossScaler:
-    """No loss scaling: the format has float32's range."""
-
-    value = 1.0
-
-    def unscale(self, gradients: Sequence[Tensor]) -> None:
-        """Do nothing."""
-
-    def backoff(self) -> bool:
-        """Return False."""
-        return False
-
-    def update(self) -> None:
-        """Do nothing."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return an empty dictionary."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-
 @dataclass
 class DynamicLossScaler:
-    """A scale that halves at each overflow and doubles after 2,000 steps without one.
+    """Scale the loss, so that small gradients do not underflow in float16.
 
-    Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740), section 3.2; constants as in torch's
-    GradScaler.
+    The scale halves at each overflow and doubles after 2,000 steps without one (Micikevicius et al. 2018, Mixed
+    Precision Training, arXiv 1710.03740, section 3.2); constants as in torch's GradScaler.
     """
 
     # Not torch's GradScaler: it would check for overflow a second time.
@@ -113,58 +61,13 @@ class DynamicLossScaler:
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
 
-class OptimizedWeights(Protocol):
-    """The weights that the optimizer updates."""
-
-    def named_parameters(self, model: nn.Module) -> NamedParameters:
-        """Return the parameters that the optimizer updates, by the model's names. Call it once, after `prepare`."""
-        ...
-
-    def copy_grads_to_master(self) -> None:
-        """Copy the model's gradients to the parameters that the optimizer updates."""
-        ...
-
-    def copy_master_to_model(self) -> None:
-        """Copy the updated parameters back to the model."""
-        ...
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint needs beside the model's weights, by name."""
-        ...
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `tensors` returned."""
-        ...
-
-
-class ModelWeights:
-    """The model's own parameters."""
-
-    def named_parameters(self, model: nn.Module) -> NamedParameters:
-        """Return the model's parameters."""
-        return list(model.named_parameters())
-
-    def copy_grads_to_master(self) -> None:
-        """Do nothing."""
-
-    def copy_master_to_model(self) -> None:
-        """Do nothing."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return an empty dictionary."""
-        return {}
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Do nothing."""
-
-
 @dataclass
 class MasterWeights:
     """float32 master copies of 16-bit parameters, which accumulate small updates (arXiv 1710.03740)."""
 
     _pairs: list[tuple[str, nn.Parameter, nn.Parameter]] = field(default_factory=list)
 
-    def named_parameters(self, model: nn.Module) -> NamedParameters:
+    def create(self, model: nn.Module) -> NamedParameters:
         """Create and return the copies; float32 parameters, such as norms, are not copied."""
         assert not self._pairs, "the master copies are created once"
         named = []
@@ -177,13 +80,13 @@ class MasterWeights:
             named.append((name, master))
         return named
 
-    def copy_grads_to_master(self) -> None:
+    def copy_grads(self) -> None:
         """Copy each gradient to its master parameter in float32, and free the original."""
         for _, parameter, master in self._pairs:
             master.grad = None if parameter.grad is None else parameter.grad.float()
             parameter.grad = None
 
-    def copy_master_to_model(self) -> None:
+    def copy_to_model(self) -> None:
         """Round the master copies into the model."""
         with torch.no_grad():
             for _, parameter, master in self._pairs:
@@ -207,14 +110,22 @@ class Precision:
     device_type: str
     dtype: torch.dtype = torch.float32
     autocast_dtype: torch.dtype | None = None
-    weights: OptimizedWeights = field(default_factory=ModelWeights)
-    scale: LossScaler = field(default_factory=NoLossScaler)
+    master: MasterWeights | None = None
+    scaler: DynamicLossScaler | None = None
+
+    def optimized_parameters(self, model: nn.Module) -> NamedParameters:
+        """Return the parameters that the optimizer updates, by the model's names. Call it once, after `prepare`."""
+        return self.master.create(model) if self.master else list(model.named_parameters())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint needs beside the model's weights, by name."""
+        return self.master.tensors() if self.master else {}
 
     def cast_model(self, model: nn.Module) -> None:
         """Cast `model` in place; with master weights, BatchNorm stays in float32, as in Apex's O2."""
         model.to(self.dtype)
         # Running statistics in 16 bits would not move: an update of 0.1 rounds to zero next to a value of 256.
-        if isinstance(self.weights, MasterWeights):
+        if self.master:
             for module in model.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.float()
@@ -228,7 +139,7 @@ class Precision:
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of `loss` [] times the scale; a non-finite loss makes every gradient NaN."""
         # NaN in one gradient reaches all ranks by averaging, or by the shared norm: ranks agree without communication.
-        marked = torch.where(torch.isfinite(loss.detach()), self.scale.value, torch.nan)
+        marked = torch.where(torch.isfinite(loss.detach()), self.scaler.value if self.scaler else 1.0, torch.nan)
         (loss * marked).backward()  # type: ignore[no-untyped-call]
 
 
@@ -239,13 +150,13 @@ def build_precision(name: PrecisionName, device: torch.device) -> Precision:
     if name in ("fp64", "fp32", "torch_default", "tf32"):
         return Precision(device.type, torch.float64 if kind == "fp64" else torch.float32)
     half = torch.float16 if kind == "fp16" else torch.bfloat16
-    scale: LossScaler = DynamicLossScaler() if kind == "fp16" else NoLossScaler()
+    scaler = DynamicLossScaler() if kind == "fp16" else None
     match scheme:
         case "master":
-            return Precision(device.type, half, weights=MasterWeights(), scale=scale)
+            return Precision(device.type, half, master=MasterWeights(), scaler=scaler)
         case "pure":
-            return Precision(device.type, half, scale=scale)
-    return Precision(device.type, autocast_dtype=half, scale=scale)
+            return Precision(device.type, half, scaler=scaler)
+    return Precision(device.type, autocast_dtype=half, scaler=scaler)
 
 
 def resolve_precision(name: PrecisionName, device: torch.device) -> PrecisionName:

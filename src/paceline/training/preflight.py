@@ -28,7 +28,7 @@ from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, OwnOptim, Sgd
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.training.checkpoint import (
     CheckpointStorage,
-    FileCheckpointWriter,
+    CheckpointWriter,
     KeepPolicy,
     Snapshot,
     model_tensors,
@@ -51,7 +51,7 @@ def estimate_checkpoint_bytes(training_state: TrainingState, section: OptimSecti
     moments = sum(tensor.nbytes for tensor in optimizer_tensors(training_state.optimizer).values())
     groups = (
         model_tensors(training_state.model),
-        training_state.precision.weights.tensors(),
+        training_state.precision.tensors(),
         training_state.average.tensors() if training_state.average else {},
     )
     num_bytes = sum(tensor.nbytes for group in groups for tensor in group.values())
@@ -166,7 +166,7 @@ def measure_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int 
     with _temporary_folder(folder) as below:
         checkpoints = CheckpointStorage(below, KeepPolicy(num_newest=1))
         is_background = recipe.checkpoint.background == "on"
-        writer = FileCheckpointWriter(checkpoints, background=is_background, on_failure="stop", warn=_ignore_warning)
+        writer = CheckpointWriter(checkpoints, background=is_background, on_failure="stop", warn=_ignore_warning)
         with contextlib.closing(writer):
             writer.save(0, -1, snapshot)  # not counted: it allocates memory
             writer.flush()
@@ -200,7 +200,7 @@ def _state_tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, to
     context = RunContext.derive(recipe, world, device, datasets, contextlib.ExitStack())
     precision = context.create_precision()
     model = context.create_model(precision, is_new=False)
-    named = list(precision.weights.named_parameters(model))
+    named = precision.optimized_parameters(model)
     optimizer = build_optimizer(recipe.optim, named, device.type, layers_for_decay(recipe.optim, model))
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
     for _, parameter in named:
@@ -209,7 +209,7 @@ def _state_tensors(recipe: Recipe, datasets: Datasets) -> dict[str, dict[str, to
     tensors = {
         "model": model_tensors(model),
         "optimizer": optimizer_tensors(optimizer),
-        "precision": precision.weights.tensors(),
+        "precision": precision.tensors(),
         "average": average.tensors() if average else {},
     }
     return {name: group for name, group in tensors.items() if group or name == "optimizer"}

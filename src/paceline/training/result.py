@@ -37,7 +37,7 @@ from paceline.training.checkpoint import read_state, weights_sha256
 from paceline.training.context import RunContext
 from paceline.training.goodput import GoodputTracker
 from paceline.training.measurements import Measurements
-from paceline.training.precision import DynamicLossScaler, Precision
+from paceline.training.precision import Precision
 from paceline.training.state import TrainState
 
 _MAX_RECORDS: Final = 1_000_000
@@ -54,7 +54,7 @@ def collect_evidence(state: TrainState, status: Status, steps_per_epoch: int, pr
         status=status,
         steps=state.step,
         skipped=state.skipped,
-        scales_loss=isinstance(precision.scale, DynamicLossScaler),
+        scales_loss=precision.scaler is not None,
         best=state.best,
         best_step=state.best_step if state.best else None,
     )

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from paceline.core.dataset import Source
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.health import is_suspicious
-from paceline.core.results import EvalReport, RunResult, Status
+from paceline.core.results import CheckpointResult, EvalReport, RunResult, Status
 from paceline.core.run_dir import RunDir
 from paceline.core.stages import FINISH
 from paceline.core.world import World
@@ -46,6 +47,8 @@ from paceline.training.resume import (
     read_final_result,
     was_started_by,
 )
+
+_NO_CHECKPOINTS: Final = CheckpointResult(saved=0, failed=0, stall_s=0.0, write_s=0.0, bytes=0)
 
 
 def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, invocation: Invocation) -> RunResult:
@@ -117,7 +120,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
     timer = services.timer
     with contextlib.closing(services.logger):  # closes the sinks, which receive the result
         with (
-            contextlib.closing(outputs.writer),
+            contextlib.closing(outputs.writer) if outputs.writer else contextlib.nullcontext(),
             contextlib.closing(services.consensus),
             start_telemetry(context, process, strategy, outputs.sinks.warned) as telemetry,
         ):
@@ -149,7 +152,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 timer.started_s - process.invocation.started_s, prepared.compile_s, finish_timer.total_s
             ),
             goodput=outputs.goodput,
-            checkpoints=outputs.writer.result(),
+            checkpoints=outputs.writer.result() if outputs.writer else _NO_CHECKPOINTS,
             health=diagnose_run(evidence, process.rundir, check) if world.is_main else None,
             provenance={
                 **machine,

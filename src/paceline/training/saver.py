@@ -4,15 +4,16 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
-from paceline.core.results import CheckpointResult, Status
+from paceline.core.results import Status
 from paceline.parallel.strategy import Strategy
 from paceline.training.checkpoint import (
+    CheckpointWriter,
     FinalSave,
     Snapshot,
     load_optimizer,
@@ -53,7 +54,7 @@ class TrainingState:
         tensors = {
             "model": model_tensors(self.model),
             "optimizer": {**optimizer_tensors(self.optimizer), **self.extra_state.tensors()},
-            "precision": self.precision.weights.tensors(),
+            "precision": self.precision.tensors(),
             "average": self.average.tensors() if self.average else {},
             _COMM_STATE: powersgd.tensors() if powersgd else {},
         }
@@ -61,7 +62,7 @@ class TrainingState:
         values = {
             "train": state.to_dict(),
             "schedule": self.schedule.state_dict(),
-            "scale": self.precision.scale.state_dict(),
+            "scale": self.precision.scaler.state_dict() if self.precision.scaler else {},
             **self.extra_state.values(),
             **({_COMM_STATE: comm_values} if comm_values else {}),
             **saved,
@@ -99,12 +100,14 @@ class TrainingState:
         of_parameters = {name: tensor for name, tensor in moments.items() if not name.startswith(GROUP_PREFIX)}
         load_optimizer(self.optimizer, of_parameters, shard_like=self.strategy.shard_like)
         self.extra_state.load(values, moments)
-        weights, average = self.precision.weights, self.average
-        weights.load(self._shard(load_tensor_group(checkpoint, "precision"), weights.tensors()))
+        average, master, scaler = self.average, self.precision.master, self.precision.scaler
+        if master:
+            master.load(self._shard(load_tensor_group(checkpoint, "precision"), master.tensors()))
         averages = self._shard(load_tensor_group(checkpoint, "average"), average.tensors() if average else {})
         load_averages(average, averages)
         self.schedule.load_state_dict(values["schedule"])
-        self.precision.scale.load_state_dict(values["scale"])
+        if scaler:
+            scaler.load_state_dict(values["scale"])
         return TrainState.from_dict(values["train"])
 
     def _shard(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -141,77 +144,29 @@ def load_average_tensors(
         average.load(tensors)
 
 
-class CheckpointWriter(Protocol):
-    """Write snapshots to disk, possibly in the background."""
-
-    @property
-    def saved_step(self) -> int:
-        """Newest step known to be on disk, or -1."""
-        ...
-
-    @property
-    def slowest_s(self) -> float:
-        """Longest time, in seconds, until a save was on disk; 0 before the first."""
-        ...
-
-    def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
-        """Save `snapshot`, whose tensors may change afterwards; see `FinalSave`."""
-        ...
-
-    def flush(self) -> None:
-        """Wait until all saves are on disk or have failed."""
-        ...
-
-    def result(self) -> CheckpointResult:
-        """Return the statistics of all saves."""
-        ...
-
-    def close(self) -> None:
-        """Shut down."""
-        ...
-
-
-class NoCheckpointWriter:
-    """Write nothing, on ranks other than 0."""
-
-    saved_step = -1
-    slowest_s = 0.0
-
-    def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
-        """Do nothing."""
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def result(self) -> CheckpointResult:
-        """Return zero saves."""
-        return CheckpointResult(saved=0, failed=0, stall_s=0.0, write_s=0.0, bytes=0)
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True)
 class CheckpointSaver:
-    """Save the state of all ranks with `checkpoint_values`. Collective."""
+    """Save the state of all ranks with `checkpoint_values`; only rank 0 has a `writer`. Collective."""
 
     training_state: TrainingState
     checkpoint_values: Mapping[str, Any]
-    writer: CheckpointWriter
+    writer: CheckpointWriter | None
     time_spent: Callable[[], TimeSpent]
 
     def __call__(self, state: TrainState, final: FinalSave = "") -> None:
         """Save `state` and the training state."""
         state.spent = self.time_spent()
-        self.writer.save(
-            state.step, state.best_step, self.training_state.state_dict(state, self.checkpoint_values), final
-        )
+        snapshot = self.training_state.state_dict(state, self.checkpoint_values)
+        if self.writer:
+            self.writer.save(state.step, state.best_step, snapshot, final)
 
     def finish(self, state: TrainState, status: Status) -> Status:
         """Wait until all is on disk; return `status`, or on rank 0 `failed` if the final weights were not saved.
 
         Raise `CheckpointError` if a preempted run could not be saved.
         """
+        if self.writer is None:
+            return status
         self.writer.flush()
         is_lost = self.writer.result().failed and self.writer.saved_step != state.step
         if is_lost and status == "preempted":
@@ -221,7 +176,3 @@ class CheckpointSaver:
                 f"(see the warnings, and resume)"
             )
         return "failed" if is_lost else status
-
-    def close(self) -> None:
-        """Shut down the writer."""
-        self.writer.close()

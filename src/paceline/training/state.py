@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from paceline.core.results import EvalReport, EvalResult
 from paceline.core.statistics import TargetCriterion
-from paceline.recipe.schema.train import Stop
 from paceline.training.goodput import TimeSpent
 
 
@@ -96,6 +95,13 @@ class TrainState:
         if self.best is None or report.primary.top1 > self.best.top1:
             self.best, self.best_step = report.primary, self.step
 
+    def count_hits(self, target: TargetCriterion) -> None:
+        """Count consecutive evaluations that reached `target`, and record when it was reached for good."""
+        assert self.last is not None
+        self.hits = target.count(self.hits, self.last.primary.top1)
+        if target.is_reached(self.hits) and self.target_s is None:
+            self.target_s = self.trained_s
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, without the per-class tables of the last evaluation."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -124,48 +130,3 @@ def _load_since_eval(
     steps: int = 0, train_s: float = 0.0, correct: Mapping[str, int] | None = None
 ) -> TrainingSinceEval:
     return TrainingSinceEval(steps, train_s, CorrectCounts(**(correct or {})))
-
-
-class StopRule(Protocol):
-    """Decide after each evaluation whether to stop."""
-
-    def update(self, result: EvalResult, state: TrainState) -> None:
-        """Update the counters in `state` with an evaluation (`EvalReport.primary`)."""
-        ...
-
-    def should_stop(self, state: TrainState) -> bool:
-        """Return whether to stop."""
-        ...
-
-
-class NeverStop:
-    """Train to the end."""
-
-    def update(self, result: EvalResult, state: TrainState) -> None:
-        """Do nothing."""
-
-    def should_stop(self, state: TrainState) -> bool:
-        """Return False."""
-        return False
-
-
-class TargetStop:
-    """Stop once the target accuracy is reached. The counters are in `TrainState`, for checkpoints."""
-
-    def __init__(self, target: TargetCriterion) -> None:
-        self._target = target
-
-    def update(self, result: EvalResult, state: TrainState) -> None:
-        """Count an evaluation that reached the target, or reset the count."""
-        state.hits = self._target.count(state.hits, result.top1)
-        if self.should_stop(state) and state.target_s is None:
-            state.target_s = state.trained_s
-
-    def should_stop(self, state: TrainState) -> bool:
-        """Return whether enough consecutive evaluations reached the target."""
-        return self._target.is_reached(state.hits)
-
-
-def build_stop_rule(section: Stop | str) -> StopRule:
-    """Return the stop rule of `train.stop`."""
-    return TargetStop(TargetCriterion(section.top1, section.patience)) if isinstance(section, Stop) else NeverStop()

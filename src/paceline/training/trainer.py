@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from paceline.core.random import step_seed
 from paceline.core.results import Status
+from paceline.core.statistics import TargetCriterion
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.batch import Batch
 from paceline.data.loaders.build import Loader
@@ -20,11 +21,11 @@ from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import ModelEvaluator
 from paceline.training.lr_schedule import LrSchedule
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
-from paceline.training.nonfinite import BufferRollback, GradientProbe, NonFiniteGuard, StepValues
+from paceline.training.nonfinite import GradientProbe, NonFiniteGuard, SavedBuffers, StepValues
 from paceline.training.optim.build import set_lr
 from paceline.training.precision import Precision
 from paceline.training.saver import CheckpointSaver
-from paceline.training.state import StepInterval, StopRule, TrainState
+from paceline.training.state import StepInterval, TrainState
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class OptimizerUpdate:
     precision: Precision
     strategy: Strategy
     guard: NonFiniteGuard
-    rollback: BufferRollback
+    rollback: SavedBuffers | None
     probe: GradientProbe
     average: WeightAverage | None
     max_norm: float
@@ -54,12 +55,14 @@ class OptimizerUpdate:
             self.step_optimizer()
             if self.average:
                 self.average.update(state.step)
-            self.rollback.save()
+            if self.rollback:
+                self.rollback.save()
             state.skips_in_row = 0
         else:
             state.skipped += 1
             state.skips_in_row += 1
-            self.rollback.restore()
+            if self.rollback:
+                self.rollback.restore()
         self.optimizer.zero_grad(set_to_none=True)
 
     def set_lr(self, state: TrainState) -> float:
@@ -70,14 +73,17 @@ class OptimizerUpdate:
 
     def prepare_gradients(self) -> Tensor:
         """Unscale and clip the gradients; return their norm before clipping, float32 []."""
-        self.precision.weights.copy_grads_to_master()
-        self.precision.scale.unscale([each.grad for each in self.parameters if each.grad is not None])
+        if self.precision.master:
+            self.precision.master.copy_grads()
+        if self.precision.scaler:
+            self.precision.scaler.unscale([each.grad for each in self.parameters if each.grad is not None])
         return self.strategy.clip(self.parameters, self.max_norm)
 
     def step_optimizer(self) -> None:
         """Run the optimizer step unconditionally."""
         self.optimizer.step()
-        self.precision.weights.copy_master_to_model()
+        if self.precision.master:
+            self.precision.master.copy_to_model()
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,7 @@ class Trainer:
     evaluate_model: ModelEvaluator
     save_state: CheckpointSaver
     coordinator: StepCoordinator
-    stopping: StopRule
+    target: TargetCriterion | None
     clock: Clock
     logger: MetricsLogger
     seeder: StepSeeder
@@ -169,7 +175,7 @@ class Trainer:
     total_steps: int
 
     def fit(self, state: TrainState) -> Status:
-        """Train from `state` to the last step, until the stop rule is met, or until the run is preempted.
+        """Train from `state` to the last step, until the target is reached, or until the run is preempted.
 
         Return how the run ended; `failed`, for final weights that were not saved, on rank 0 only.
         """
@@ -180,7 +186,7 @@ class Trainer:
             if self.saves_at_end and self.is_at_end(state):
                 self.save_checkpoint(state, "ended")
         interrupted = False
-        last_step = state.step if self.stopping.should_stop(state) else self.total_steps
+        last_step = state.step if self.has_reached_target(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
             loss = self.train_step(batch, state)
             with self.clock.stage("other"):
@@ -196,7 +202,7 @@ class Trainer:
                 break
         self.guard.sync()
         self.coordinator.flush()
-        reached: Status = "target_reached" if self.stopping.should_stop(state) else "completed"
+        reached: Status = "target_reached" if self.has_reached_target(state) else "completed"
         status: Status = "preempted" if interrupted else reached
         with self.clock.paused("checkpoint"):
             return self.save_state.finish(state, status)
@@ -207,8 +213,12 @@ class Trainer:
         return self.step(batch, state)
 
     def is_at_end(self, state: TrainState) -> bool:
-        """Return whether all steps are done or the stop rule is met."""
-        return state.step == self.total_steps or self.stopping.should_stop(state)
+        """Return whether all steps are done or the target is reached."""
+        return state.step == self.total_steps or self.has_reached_target(state)
+
+    def has_reached_target(self, state: TrainState) -> bool:
+        """Return whether enough consecutive evaluations reached the target, if there is one."""
+        return self.target is not None and self.target.is_reached(state.hits)
 
     def should_save(self, state: TrainState, decision: StepDecision, *, interrupted: bool, finished: bool) -> bool:
         """Return whether to save after this step; a preempted run is always saved."""
@@ -225,7 +235,7 @@ class Trainer:
                 self.save_state(state, final)
 
     def evaluate(self, state: TrainState) -> bool:
-        """Evaluate, and update schedule and stop rule; return False if the run is preempted meanwhile."""
+        """Evaluate, and update the schedule; return False if the run is preempted meanwhile."""
         with self.clock.paused("evaluate"):
             self.guard.sync()
             self.coordinator.flush()  # no communication may be pending while loader workers are forked
@@ -236,7 +246,8 @@ class Trainer:
                 state.record_evaluation(report)
                 self.schedule.observe(report.primary.loss, state.num_updates)
                 self.logger.log_evaluation(state)
-                self.stopping.update(report.primary, state)
+                if self.target:
+                    state.count_hits(self.target)
         return True
 
     def evaluate_after_step(self, state: TrainState) -> bool:

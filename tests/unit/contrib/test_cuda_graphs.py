@@ -35,9 +35,9 @@ from paceline.recipe.schema import Recipe
 from paceline.training import run
 from paceline.training.ema import build_weight_average
 from paceline.training.loss import CrossEntropy
-from paceline.training.lr_schedule import DecayShape, FixedLrSchedule, LrWarmup, half_cosine
+from paceline.training.lr_schedule import DecayShape, LrSchedule, LrWarmup, half_cosine
 from paceline.training.metrics_logger import BatchAccuracy, DeviceBatchAccuracy, NoBatchAccuracy
-from paceline.training.nonfinite import GradientProbe, ImmediateCheck, NoRollback
+from paceline.training.nonfinite import GradientProbe, ImmediateCheck
 from paceline.training.optim.build import build_optimizer, layers_for_decay, set_lr
 from paceline.training.precision import build_precision
 from paceline.training.process import Invocation
@@ -77,15 +77,15 @@ def step_of(
     model = nn.Sequential(*features, nn.Flatten(), nn.Linear(32, 5), nn.Linear(5, 4))
     precision, strategy = build_precision(recipe.train.precision, CPU), SingleDevice()
     precision.cast_model(model)
-    named = precision.weights.named_parameters(model)
+    named = precision.optimized_parameters(model)
     optimizer = build_optimizer(recipe.optim, named, "cpu", layers_for_decay(recipe.optim, model))
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    schedule = FixedLrSchedule(recipe.optim.lr, LrWarmup(3, 0.0), DecayShape(3, STEPS, 0.0, half_cosine))
+    schedule = LrSchedule(recipe.optim.lr, LrWarmup(3, 0.0), DecayShape(3, STEPS, 0.0, half_cosine))
     reporter: Any = SimpleNamespace(error=lambda step: NonFiniteLossError(f"step {step.number}"))
     clip_norm = recipe.train.clip_norm
     max_norm = math.inf if clip_norm == "off" else clip_norm
-    undo, probe, guard = NoRollback(), GradientProbe(model), ImmediateCheck(reporter)
+    undo, probe, guard = None, GradientProbe(model), ImmediateCheck(reporter)
     update = OptimizerUpdate(
         parameters, optimizer, schedule, precision, strategy, guard, undo, probe, average, max_norm
     )

@@ -139,11 +139,11 @@ def test_small_steps_of_16_bit_weights_are_not_lost_in_the_average() -> None:
 def test_the_average_follows_the_copies_that_16_bit_weights_round_away() -> None:
     model, weights = nn.Linear(1, 1, bias=False).bfloat16(), MasterWeights()
     nn.init.ones_(model.weight)
-    ((_, master),) = named = weights.named_parameters(model)
+    ((_, master),) = named = weights.create(model)
     average = build_weight_average(Ema(decay=0.5, warmup=False), model, torch.optim.SGD([master], 0.1), named)
     with torch.no_grad():
         master.add_(2.0**-10)
-    weights.copy_master_to_model()
+    weights.copy_to_model()
     average.update(0)
     assert model.weight.item() == 1.0  # a step of bfloat16 beside 1 is 2^-7
     assert average.tensors()["weight"].item() == 1 + 2.0**-11  # half way, and float32 holds it
@@ -151,7 +151,7 @@ def test_the_average_follows_the_copies_that_16_bit_weights_round_away() -> None
 
 def test_the_average_of_copies_is_rounded_into_the_model_and_leaves_the_copies_alone() -> None:
     model, weights = net(torch.bfloat16), MasterWeights()
-    named = weights.named_parameters(model)
+    named = weights.create(model)
     average = ExponentialMovingAverage(model, 0.5, 1, warmup=False, named=named)
     move_copies(model, weights, 0)
     average.update(0)
@@ -168,7 +168,7 @@ def test_the_average_of_copies_is_rounded_into_the_model_and_leaves_the_copies_a
 def test_an_average_of_copies_resumes_to_the_bit() -> None:
     options = {"decay": 0.9, "every": 2, "warmup": True}
     model, weights = net(torch.bfloat16), MasterWeights()
-    average = ExponentialMovingAverage(model, named=weights.named_parameters(model), **options)
+    average = ExponentialMovingAverage(model, named=weights.create(model), **options)
     for step in range(5):
         move_copies(model, weights, step)
         average.update(step)
@@ -176,7 +176,7 @@ def test_an_average_of_copies_resumes_to_the_bit() -> None:
 
     resumed_model, resumed_weights = net(torch.bfloat16), MasterWeights()
     resumed_model.load_state_dict(saved[0])
-    resumed = ExponentialMovingAverage(resumed_model, named=resumed_weights.named_parameters(resumed_model), **options)
+    resumed = ExponentialMovingAverage(resumed_model, named=resumed_weights.create(resumed_model), **options)
     resumed_weights.load(saved[1])
     resumed.load(saved[2])
     for step in range(5, 11):
@@ -194,7 +194,7 @@ def move_copies(model: nn.Module, weights: MasterWeights, step: int) -> None:
     generator = torch.Generator().manual_seed(step)
     for tensor in weights.tensors().values():
         tensor.add_(1e-3 * torch.randn(tensor.shape, generator=generator))
-    weights.copy_master_to_model()
+    weights.copy_to_model()
 
 
 @pytest.mark.parametrize("fails", [False, True])

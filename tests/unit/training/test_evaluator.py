@@ -17,7 +17,7 @@ from paceline.data.batch import Batch
 from paceline.data.order import EvalShard
 from paceline.data.transfer import DeviceTransfer
 from paceline.parallel.strategy import SingleDevice, Strategy
-from paceline.training.evaluator import EvalViews, FlipViews, ShiftViews, SingleView, SplitEvaluator, build_eval_views
+from paceline.training.evaluator import EvalViews, SplitEvaluator, flip_views, shift_views, single_view
 from paceline.training.precision import build_precision
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def evaluator(
         precision=build_precision("fp32", CPU),
         strategy=strategy or SingleDevice(),
         device=CPU,
-        views=views or SingleView(),
+        views=views or single_view,
         num_worst=worst,
     )
 
@@ -278,13 +278,13 @@ class Lopsided(nn.Module):
 
 def test_a_mirrored_view_is_the_mean_of_both_logits() -> None:
     images = torch.tensor([[1.0, 2.0, 4.0, 8.0]]).view(1, 1, 1, 4)
-    assert FlipViews()(Lopsided(), images).tolist() == [[4.5, 3.0, 3.0, 4.5]]
-    assert SingleView()(Lopsided(), images).tolist() == [[1.0, 2.0, 4.0, 8.0]]
+    assert flip_views(Lopsided(), images).tolist() == [[4.5, 3.0, 3.0, 4.5]]
+    assert single_view(Lopsided(), images).tolist() == [[1.0, 2.0, 4.0, 8.0]]
 
 
 def test_a_mirrored_view_does_not_round_the_mean_of_16_bit_logits() -> None:
     images = torch.tensor([[1.0, 0.0, 0.0, 1.0078125]]).view(1, 1, 1, 4).bfloat16()
-    assert FlipViews()(Lopsided(), images)[0, 0].item() == 1.00390625
+    assert flip_views(Lopsided(), images)[0, 0].item() == 1.00390625
 
 
 def test_six_views_are_both_shifts_of_both_pairs_by_weight() -> None:
@@ -297,17 +297,13 @@ def test_six_views_are_both_shifts_of_both_pairs_by_weight() -> None:
             seen.append(shown)
             return shown.mean(dim=(2, 3))
 
-    found = ShiftViews()(Watching(), images)
+    found = shift_views(Watching(), images)
     padded = nn.functional.pad(images, (1, 1, 1, 1), mode="reflect")
     views = [images, padded[..., :5, :6], padded[..., 2:, 2:]]
     assert len(seen) == 6
     assert all(any(torch.equal(each, view) for each in seen) for base in views for view in (base, base.flip(3)))
     weighed = sum(share * view.double().mean(dim=(2, 3)) for view, share in zip(views, (0.5, 0.25, 0.25), strict=True))
     assert torch.allclose(found, weighed, atol=1e-6)  # a mean does not see a mirror
-
-
-def test_the_recipe_chooses_the_views() -> None:
-    assert [type(build_eval_views(number)) for number in (1, 2, 6)] == [SingleView, FlipViews, ShiftViews]
 
 
 def test_an_evaluator_looks_through_its_views() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from paceline.core.dataset import DatasetInfo
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.training.lr_schedule import LrSchedule, LrWarmup, PlateauLrSchedule, build_lr_schedule, sample_lr_points
+from paceline.training.lr_schedule import LrSchedule, LrWarmup, PlateauShape, build_lr_schedule, sample_lr_points
 
 INFO = DatasetInfo("made", "train", 100, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
 
@@ -145,13 +145,13 @@ def test_plateau_follows_torchs_scheduler() -> None:
 
 
 def test_plateau_goes_on_from_its_state() -> None:
-    one = PlateauLrSchedule(0.1, LrWarmup(0, 0.0), 0.2, 1, 1e-4)
-    fresh = PlateauLrSchedule(0.1, LrWarmup(0, 0.0), 0.2, 1, 1e-4)
+    one = LrSchedule(0.1, LrWarmup(0, 0.0), PlateauShape(0.2, 1, 1e-4))
+    fresh = LrSchedule(0.1, LrWarmup(0, 0.0), PlateauShape(0.2, 1, 1e-4))
     fresh.load_state_dict(one.state_dict())
     assert fresh == one
     for loss in (1.0, 1.1, 1.2, 1.3):
         one.observe(loss, 5)
-    other = PlateauLrSchedule(0.1, LrWarmup(0, 0.0), 0.2, 1, 1e-4)
+    other = LrSchedule(0.1, LrWarmup(0, 0.0), PlateauShape(0.2, 1, 1e-4))
     other.load_state_dict(one.state_dict())
     assert other == one and other.lr(0) == pytest.approx(0.02)
 

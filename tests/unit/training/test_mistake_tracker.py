@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.results import MisclassifiedImage
-from paceline.training.metrics import MistakeTracker, Predictions, build_mistake_tracker, predict_batch
+from paceline.training.metrics import Predictions, WorstMistakes, predict_batch
 
 CPU = torch.device("cpu")
 NUM = 103
@@ -26,8 +26,8 @@ def part(whole: Predictions, indices: np.ndarray) -> Predictions:
     return Predictions(*(each[torch.from_numpy(indices)] for each in whole))
 
 
-def kept(whole: Predictions, batches: list[np.ndarray], number: int) -> MistakeTracker:
-    mistakes = build_mistake_tracker(number, CPU)
+def kept(whole: Predictions, batches: list[np.ndarray], number: int) -> WorstMistakes:
+    mistakes = WorstMistakes.empty(number, CPU)
     for indices in batches:
         mistakes.add(part(whole, indices), indices)
     return mistakes
@@ -68,7 +68,7 @@ def test_the_worst_over_the_ranks_are_those_of_one_rank(world_size: int) -> None
 
 def test_fewer_mistakes_than_the_limit_are_all_returned() -> None:
     found = predict_batch(torch.eye(3).double() * 4, torch.tensor([0, 2, 2]))
-    mistakes = build_mistake_tracker(16, CPU)
+    mistakes = WorstMistakes.empty(16, CPU)
     mistakes.add(found, np.array([10, 11, 12]))
     share, loss = math.exp(4) / (math.exp(4) + 2), math.log(math.exp(4) + 2)
     assert mistakes.to_mistakes() == (
@@ -78,13 +78,6 @@ def test_fewer_mistakes_than_the_limit_are_all_returned() -> None:
 
 def test_non_finite_losses_are_excluded() -> None:
     logits = torch.tensor([[0.0, 1.0], [math.nan, 1.0], [-math.inf, 1.0], [0.0, 2.0]])
-    mistakes = build_mistake_tracker(4, CPU)
+    mistakes = WorstMistakes.empty(4, CPU)
     mistakes.add(predict_batch(logits, torch.zeros(4, dtype=torch.int64)), np.arange(4))
     assert [each.index for each in mistakes.to_mistakes()] == [3, 0]
-
-
-def test_without_a_limit_nothing_is_kept_or_gathered() -> None:
-    def gather(rows: Tensor) -> Tensor:
-        raise AssertionError
-
-    assert kept(made(), [np.arange(NUM)], 0).merge_ranks(gather).to_mistakes() == ()

@@ -7,7 +7,6 @@ from torch import nn
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.world import World
 from paceline.parallel.strategy import SingleDevice
-from paceline.recipe.schema.train import Train
 from paceline.training.nonfinite import (
     MAX_SKIPS,
     STEPS_AHEAD,
@@ -16,9 +15,9 @@ from paceline.training.nonfinite import (
     ImmediateCheck,
     LossScalingGuard,
     NonFiniteReporter,
+    SavedBuffers,
     SkipStep,
     StepValues,
-    build_buffer_rollback,
 )
 from paceline.training.precision import DynamicLossScaler
 
@@ -115,7 +114,7 @@ def test_weights_are_not_evaluated_or_saved_after_three_skips_in_a_row() -> None
 
 def test_skipping_restores_batch_norm_statistics() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    undo = build_buffer_rollback(Train(steps=1, on_nonfinite="skip"), model)
+    undo = SavedBuffers(model)
     model(torch.rand(4, 2))
     undo.save()
     good = model[1].running_var.clone()

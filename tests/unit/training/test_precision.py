@@ -10,7 +10,6 @@ from paceline.training.precision import (
     INITIAL_SCALE,
     DynamicLossScaler,
     MasterWeights,
-    NoLossScaler,
     Precision,
     build_precision,
     cpu_half_precision,
@@ -34,16 +33,18 @@ def test_every_format_of_a_cpu_makes_a_step(name) -> None:
     precision = build_precision(name, CPU)
     model = network()
     precision.cast_model(model)
-    parameters = [parameter for _, parameter in precision.weights.named_parameters(model)]
+    parameters = [parameter for _, parameter in precision.optimized_parameters(model)]
     before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.5)
     with precision.autocast():
         logits = model(torch.rand(8, 1, 4, 4, dtype=precision.dtype))
         loss = CrossEntropy(0.0)(logits, torch.arange(8) % 3)
     precision.backward(loss)
-    precision.weights.copy_grads_to_master()
+    if precision.master:
+        precision.master.copy_grads()
     optimizer.step()
-    precision.weights.copy_master_to_model()
+    if precision.master:
+        precision.master.copy_to_model()
     assert loss.dtype == (torch.float64 if name == "fp64" else torch.float32)
     assert all(not torch.equal(new, old) for new, old in zip(model.parameters(), before, strict=True) if old.ndim > 1)
 
@@ -84,13 +85,15 @@ def test_master_weights_add_up_updates_that_16_bits_would_lose() -> None:
         model = nn.Linear(1, 1, bias=False)
         nn.init.ones_(model.weight)
         precision.cast_model(model)
-        parameters = [parameter for _, parameter in precision.weights.named_parameters(model)]
+        parameters = [parameter for _, parameter in precision.optimized_parameters(model)]
         optimizer = torch.optim.SGD(parameters, lr=0.001)
         for _ in range(100):
             precision.backward(model(torch.ones(1, 1, dtype=torch.bfloat16)).float().sum())
-            precision.weights.copy_grads_to_master()
+            if precision.master:
+                precision.master.copy_grads()
             optimizer.step()
-            precision.weights.copy_master_to_model()
+            if precision.master:
+                precision.master.copy_to_model()
             optimizer.zero_grad()
         moved[name] = 1 - model.weight.item()
     # A bfloat16 next to 1 is 1/256 below it: steps of 0.001 vanish one by one, but a hundred of them are 0.1.
@@ -110,11 +113,11 @@ def test_master_weights_leave_batch_norms_in_float32_and_pure_does_not() -> None
 def test_master_weights_go_on_from_their_tensors() -> None:
     one, other = MasterWeights(), MasterWeights()
     model = network()
-    Precision("cpu", torch.bfloat16, weights=one).cast_model(model)
-    masters = dict(one.named_parameters(model))
+    Precision("cpu", torch.bfloat16, master=one).cast_model(model)
+    masters = dict(one.create(model))
     with torch.no_grad():
         masters["0.weight"].add_(1e-4)
-    other.named_parameters(model)
+    other.create(model)
     other.load(one.tensors())
     assert set(one.tensors()) == {"0.weight", "0.bias", "3.weight", "3.bias"}
     assert all(torch.equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors())
@@ -137,15 +140,16 @@ def test_a_scale_halves_on_overflow_down_to_one_and_doubles_after_2000_good_step
 
 def test_a_scale_keeps_float16_gradients_alive_and_is_undone_without_rounding() -> None:
     gradients = {}
-    for scale in (NoLossScaler(), DynamicLossScaler()):
-        precision = Precision("cpu", torch.float16, weights=MasterWeights(), scale=scale)
+    for scaler in (None, DynamicLossScaler()):
+        precision = Precision("cpu", torch.float16, master=MasterWeights(), scaler=scaler)
         weight = nn.Parameter(torch.ones(4, dtype=torch.float16))
         precision.backward((weight * 4e-8).float().mean())  # as a loss is, a mean
         gradient = [weight.grad.float()]
-        scale.unscale(gradient)
-        gradients[type(scale)] = gradient[0]
-    assert gradients[NoLossScaler].tolist() == [0] * 4  # 1e-8 is below float16's smallest number, 6e-8
-    assert gradients[DynamicLossScaler].tolist() == pytest.approx([1e-8] * 4, rel=1e-3)
+        if scaler:
+            scaler.unscale(gradient)
+        gradients[scaler is not None] = gradient[0]
+    assert gradients[False].tolist() == [0] * 4  # 1e-8 is below float16's smallest number, 6e-8
+    assert gradients[True].tolist() == pytest.approx([1e-8] * 4, rel=1e-3)
 
 
 def test_a_non_finite_loss_makes_every_gradient_nan_even_if_a_constant_is_infinite() -> None:

@@ -137,7 +137,7 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(overrides: str)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.Linear(64, 100))
     precision = build_precision(recipe.train.precision, torch.device("cpu"))
     precision.cast_model(model)
-    named = list(precision.weights.named_parameters(model))
+    named = precision.optimized_parameters(model)
     optimizer = build_optimizer(recipe.optim, named, "cpu")
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
     extra_state = ExtraOptimizerState.from_optimizer(optimizer, recipe.optim.name)
@@ -147,7 +147,7 @@ def test_the_size_of_a_checkpoint_is_known_before_the_first_step(overrides: str)
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     averages = average.tensors() if average else {}
-    parts = [model_tensors(model), optimizer_tensors(optimizer), precision.weights.tensors(), averages]
+    parts = [model_tensors(model), optimizer_tensors(optimizer), precision.tensors(), averages]
     exact = sum(tensor.nbytes for part in parts for tensor in part.values())
     assert estimate_checkpoint_bytes(persistent, recipe.optim) == exact
     # Counts of steps, a few bytes a parameter; Muon's other parameters have a second moment of their own.

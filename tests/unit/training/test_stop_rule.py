@@ -1,16 +1,17 @@
 """Stopping once the target accuracy is reached."""
 
-from paceline.core.results import EvalResult
-from paceline.recipe.schema.train import Stop
-from paceline.training.state import TrainState, build_stop_rule
+from paceline.core.results import EvalReport, EvalResult
+from paceline.core.statistics import TargetCriterion
+from paceline.training.state import TrainState
 
 
 def evaluated(accuracies: list[float], patience: int) -> tuple[TrainState, bool]:
-    rule, state = build_stop_rule(Stop(top1=0.85, patience=patience)), TrainState()
+    target, state = TargetCriterion(0.85, patience), TrainState()
     for number, top1 in enumerate(accuracies):
         state.trained_s = float(number)
-        rule.update(EvalResult(images=1, top1=top1, top5=1.0, loss=0.0), state)
-    return state, rule.should_stop(state)
+        state.record_evaluation(EvalReport(val=EvalResult(images=1, top1=top1, top5=1.0, loss=0.0)))
+        state.count_hits(target)
+    return state, target.is_reached(state.hits)
 
 
 def test_the_target_must_be_met_in_a_row() -> None:
@@ -21,9 +22,3 @@ def test_the_target_must_be_met_in_a_row() -> None:
 def test_the_time_to_target_is_that_of_the_evaluation_that_met_it() -> None:
     assert evaluated([0.8, 0.9, 0.9], 2)[0].target_s == 2.0
     assert evaluated([0.8, 0.9], 2)[0].target_s is None
-
-
-def test_without_a_target_nothing_stops() -> None:
-    rule, state = build_stop_rule("off"), TrainState()
-    rule.update(EvalResult(images=1, top1=1.0, top5=1.0, loss=0.0), state)
-    assert not rule.should_stop(state)

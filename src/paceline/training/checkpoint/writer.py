@@ -4,11 +4,10 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -24,23 +23,6 @@ from paceline.training.checkpoint.storage import DISK_FULL_ERRORS, CheckpointSto
 FinalSave = Literal["", "ended", "preempted"]
 """Whether a checkpoint is the final one of its process, which may remove older ones to fit, and why."""
 _PERMISSION_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS}
-
-
-class SnapshotStaging(Protocol):
-    """Prepare a snapshot for writing."""
-
-    def stage(self, snapshot: Snapshot) -> Snapshot:
-        """Return the snapshot to write; the previous one becomes invalid."""
-        ...
-
-
-@final
-class InPlaceStaging:
-    """Write the live tensors, which must not change meanwhile."""
-
-    def stage(self, snapshot: Snapshot) -> Snapshot:
-        """Return `snapshot`."""
-        return snapshot
 
 
 @final
@@ -73,74 +55,8 @@ class HostMemoryStaging:
         return {part: {name: self._buffers[part, name] for name in named} for part, named in tensors.items()}
 
 
-class _TaskRunner(Protocol):
-    """Run one task at a time."""
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no task is running."""
-        ...
-
-    def start(self, work: Callable[[], None]) -> None:
-        """Start `work`; no task may be running."""
-        ...
-
-    def join(self) -> None:
-        """Wait for the last task, and raise its exception once."""
-        ...
-
-    def close(self) -> None:
-        """Wait without raising, and shut down."""
-        ...
-
-
 @final
-class _InlineRunner:
-    """Run tasks in the calling thread."""
-
-    is_idle = True
-
-    def start(self, work: Callable[[], None]) -> None:
-        work()
-
-    def join(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-@final
-class _ThreadRunner:
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._last = _finished_future()
-
-    @property
-    def is_idle(self) -> bool:
-        return self._last.done()
-
-    def start(self, work: Callable[[], None]) -> None:
-        assert self.is_idle, "two concurrent checkpoints would share buffers"
-        self._last = self._pool.submit(work)
-
-    def join(self) -> None:
-        wait([self._last])
-        last, self._last = self._last, _finished_future()
-        last.result()
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
-
-
-def _finished_future() -> Future[None]:
-    done: Future[None] = Future()
-    done.set_result(None)
-    return done
-
-
-@final
-class FileCheckpointWriter:
+class CheckpointWriter:
     """Write the checkpoints of a run, on rank 0 only.
 
     `warn` gets one line per cause of failure, from the writing thread, and one with the number of repeated failures
@@ -157,8 +73,9 @@ class FileCheckpointWriter:
         saved_step: int = -1,
     ) -> None:
         self._checkpoints, self._warn, self._stops = checkpoints, warn, on_failure == "stop"
-        self._staging: SnapshotStaging = HostMemoryStaging() if background else InPlaceStaging()
-        self._runner: _TaskRunner = _ThreadRunner() if background else _InlineRunner()
+        self._staging = HostMemoryStaging() if background else None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
         self._stall, self._written = StageTimer(), StageTimer()
         self._failed = self._total_bytes = 0
         self._failure = ""
@@ -180,8 +97,11 @@ class FileCheckpointWriter:
         with self._stall.turn():
             self._wait_and_raise()
             began_s = self._written.begin()
-            self._runner.start(partial(self._write, step, best_step, self._staging.stage(snapshot), began_s, final))
-            if self._runner.is_idle:
+            if self._staging:
+                staged = self._staging.stage(snapshot)
+                self._pending = self._pool.submit(self._write, step, best_step, staged, began_s, final)
+            else:
+                self._write(step, best_step, snapshot, began_s, final)
                 self._wait_and_raise()
 
     def flush(self) -> None:
@@ -191,7 +111,7 @@ class FileCheckpointWriter:
 
     def close(self) -> None:
         """Wait and shut down without raising; call `flush` before to learn of failures."""
-        self._runner.close()
+        self._pool.shutdown(wait=True)
         self._warn_of_repeats()
 
     def result(self) -> CheckpointResult:
@@ -207,7 +127,9 @@ class FileCheckpointWriter:
         )
 
     def _wait_and_raise(self) -> None:
-        self._runner.join()
+        pending, self._pending = self._pending, None
+        if pending:
+            pending.result()
         failure, self._failure = self._failure, ""
         if failure and self._stops:
             raise CheckpointError(failure)

@@ -13,7 +13,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.results import CheckpointResult
 from paceline.training.checkpoint import (
     CheckpointStorage,
-    FileCheckpointWriter,
+    CheckpointWriter,
     KeepPolicy,
     Snapshot,
     format,
@@ -32,9 +32,9 @@ def snapshot(value: float = 1.0) -> Snapshot:
 
 def writer(
     folder: Path, *, background: bool = True, on_failure: str = "warn", warnings: list[str] | None = None
-) -> FileCheckpointWriter:
+) -> CheckpointWriter:
     warn = pytest.fail if warnings is None else warnings.append
-    return FileCheckpointWriter(
+    return CheckpointWriter(
         CheckpointStorage(folder, KeepPolicy(2)), background=background, on_failure=on_failure, warn=warn
     )
 
@@ -92,7 +92,7 @@ def test_saving_returns_before_it_is_written_and_flushing_after(tmp_path: Path, 
 # matrix: 32
 def test_one_is_written_at_a_time_and_the_newest_is_always_whole(tmp_path: Path, gate: Gate) -> None:
     checkpoints = CheckpointStorage(tmp_path, KeepPolicy(1))
-    with closing(FileCheckpointWriter(checkpoints, background=True, on_failure="stop", warn=pytest.fail)) as each:
+    with closing(CheckpointWriter(checkpoints, background=True, on_failure="stop", warn=pytest.fail)) as each:
         for step in range(1, 13):
             gate.may_go_on.clear()
             gate.has_begun.clear()
