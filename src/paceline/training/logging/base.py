@@ -137,11 +137,11 @@ def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
 
 
 class LogSink(Protocol):
-    """Receive the records of a run."""
+    """Receive the records of a run. A subclass may leave out `started`, `warned` and `finished`."""
 
     def started(self, plan: Plan, step: int) -> None:
         """Receive the plan of the run, and the step it starts from."""
-        ...
+        return
 
     def step(self, record: StepRecord) -> None:
         """Receive a logged step."""
@@ -153,55 +153,66 @@ class LogSink(Protocol):
 
     def warned(self, message: str) -> None:
         """Receive a one-line warning, which does not end the run; possibly before `started`."""
-        ...
+        return
 
     def finished(self, result: RunResult) -> None:
         """Receive the result of a run that finished or was preempted, but did not fail."""
-        ...
+        return
 
     def close(self) -> None:
         """Flush and close. This is the last call."""
         ...
 
 
+class ForwardingSink:
+    """A sink that passes each call to `forward`."""
+
+    def forward(self, call: Callable[[LogSink], None]) -> None:
+        """Apply `call` to the sinks behind this one."""
+        raise NotImplementedError
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Forward the plan."""
+        self.forward(lambda sink: sink.started(plan, step))
+
+    def step(self, record: StepRecord) -> None:
+        """Forward a logged step."""
+        self.forward(lambda sink: sink.step(record))
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Forward an evaluation."""
+        self.forward(lambda sink: sink.evaluated(record))
+
+    def warned(self, message: str) -> None:
+        """Forward a warning."""
+        self.forward(lambda sink: sink.warned(message))
+
+    def finished(self, result: RunResult) -> None:
+        """Forward the result."""
+        self.forward(lambda sink: sink.finished(result))
+
+    def close(self) -> None:
+        """Close the sinks."""
+        self.forward(lambda sink: sink.close())
+
+
 @dataclass(frozen=True)
-class SinkGroup:
+class SinkGroup(ForwardingSink):
     """Several sinks as one. All `on_close` are called before the first sink is closed: they close concurrently."""
 
     sinks: Sequence[LogSink]
     on_close: Sequence[Callable[[], None]] = ()
 
-    def started(self, plan: Plan, step: int) -> None:
-        """Forward the plan."""
+    def forward(self, call: Callable[[LogSink], None]) -> None:
+        """Apply `call` to every sink."""
         for sink in self.sinks:
-            sink.started(plan, step)
-
-    def step(self, record: StepRecord) -> None:
-        """Forward a logged step."""
-        for sink in self.sinks:
-            sink.step(record)
-
-    def evaluated(self, record: EvalRecord) -> None:
-        """Forward an evaluation."""
-        for sink in self.sinks:
-            sink.evaluated(record)
-
-    def warned(self, message: str) -> None:
-        """Forward a warning."""
-        for sink in self.sinks:
-            sink.warned(message)
-
-    def finished(self, result: RunResult) -> None:
-        """Forward the result."""
-        for sink in self.sinks:
-            sink.finished(result)
+            call(sink)
 
     def close(self) -> None:
         """Close all sinks."""
         for end in self.on_close:
             end()
-        for sink in self.sinks:
-            sink.close()
+        super().close()
 
 
 class SampleTrace:

@@ -2,7 +2,6 @@
 
 import importlib.util
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from paceline.core.console import report_lost_consoles
@@ -11,10 +10,10 @@ from paceline.core.run_dir import RunDir
 from paceline.recipe.plugins import SINK, PluginRef
 from paceline.recipe.schema.recipe import Recipe
 from paceline.recipe.schema.train import Log, Mlflow, OwnSink, SinkSection, Trackio, Wandb
-from paceline.training.logging.async_sink import FLUSH_S, STARTUP_S, AsyncSink, DedupSink, TimeBudget, TrackerState
+from paceline.training.logging.async_sink import FLUSH_S, STARTUP_S, AsyncSink, TimeBudget
 from paceline.training.logging.base import LogSink, SinkGroup, eval_columns
-from paceline.training.logging.files import FileSink, SafeSink, read_history
-from paceline.training.logging.trackers import TensorBoardSink
+from paceline.training.logging.files import FileSink, SafeSink
+from paceline.training.logging.trackers import MlflowSink, TensorBoardSink, TrackioSink, WandbSink
 
 
 def build_sinks(
@@ -29,14 +28,17 @@ def build_sinks(
     )
     consoles.extend(SafeSink(each, files, "console") for each in extra)
     report_lost_consoles(files.warned)
-    async_sinks = _AsyncSinkBuilder(SinkGroup([files, *consoles]).warned, TimeBudget(FLUSH_S), TimeBudget(STARTUP_S))
+    budgets = TimeBudget(FLUSH_S), TimeBudget(STARTUP_S)
+
+    def run_async(name: str, make: Callable[[], LogSink]) -> AsyncSink:
+        return AsyncSink(make, name, SinkGroup([files, *consoles]).warned, *budgets)
+
     trackers = []
     if recipe.log.tensorboard != "off" and _is_installed("tensorboard"):
-        trackers.append(async_sinks.build("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
+        trackers.append(run_async("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
     for position, section in enumerate(recipe.log.sinks):
         path = f"log.sinks[{position}]"
-        make = partial(_build_dedup_tracker, section, path, rundir, recipe)
-        trackers.append(async_sinks.build(f"{path}: {section.name}", make))
+        trackers.append(run_async(f"{path}: {section.name}", partial(build_tracker, section, path, rundir, recipe)))
     return SinkGroup([files, *trackers, *consoles], [tracker.request_close for tracker in trackers])
 
 
@@ -51,42 +53,18 @@ def require_sinks(log: Log) -> None:
             raise RecipeError(f"log.sinks[{position}]: {section.name} is not installed ({fix})")
 
 
-def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe, state: TrackerState) -> LogSink:
+def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe) -> LogSink:
     """Import the package of `section` (at `path` of the recipe), and return its sink."""
     match section:
         case Wandb():
-            from paceline.training.logging.trackers import WandbSink
-
-            return WandbSink(section, rundir, recipe, state)
+            return WandbSink(section, rundir, recipe)
         case Mlflow():
-            from paceline.training.logging.trackers import MlflowSink
-
-            return MlflowSink(section, rundir, recipe, state)
+            return MlflowSink(section, rundir, recipe)
         case Trackio():
-            from paceline.training.logging.trackers import TrackioSink
-
-            return TrackioSink(section, recipe, state)
+            return TrackioSink(section, rundir, recipe)
         case OwnSink():
             sink: LogSink = PluginRef(path, section.name, section.args, SINK).make(run_dir=rundir.path)
             return sink
-
-
-def _build_dedup_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe) -> LogSink:
-    """Return a tracker that receives no record twice."""
-    state = TrackerState(rundir, section.name)
-    return DedupSink(build_tracker(section, path, rundir, recipe, state), state, partial(read_history, rundir))
-
-
-@dataclass(frozen=True)
-class _AsyncSinkBuilder:
-    """Common arguments of all sinks that run in a thread."""
-
-    warn: Callable[[str], None]
-    close_budget: TimeBudget
-    startup_budget: TimeBudget
-
-    def build(self, name: str, make: Callable[[], LogSink]) -> AsyncSink:
-        return AsyncSink(make, name, self.warn, self.close_budget, self.startup_budget)
 
 
 def _is_installed(package: str) -> bool:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.files import open_text_to_write
-from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir, append_line, read_lines, write_atomic
 from paceline.measure.throughput import unix_s
-from paceline.recipe.plan import Plan
 from paceline.training.logging.base import (
     EvalRecord,
+    ForwardingSink,
     LogSink,
     StepRecord,
     append_record,
@@ -24,7 +23,7 @@ from paceline.training.logging.base import (
 )
 
 
-class FileSink:
+class FileSink(LogSink):
     """Write `steps.jsonl`, `evals.jsonl`, `warnings.jsonl`, `metrics.csv` with `columns`, and the per-class tables.
 
     Steps after `resume_step` and evaluations after `last_eval` will run again: their rows are dropped. Warnings are
@@ -52,9 +51,6 @@ class FileSink:
         self._metrics = open_text_to_write(rundir.metrics, "a", newline="")
         self._rows = csv.DictWriter(self._metrics, columns)
 
-    def started(self, plan: Plan, step: int) -> None:
-        """Do nothing: the plan has a file of its own."""
-
     def step(self, record: StepRecord) -> None:
         """Append a line to `steps.jsonl`."""
         append_record(self._steps, to_step_row(record))
@@ -71,9 +67,6 @@ class FileSink:
     def warned(self, message: str) -> None:
         """Append a line to `warnings.jsonl`."""
         append_line(self._rundir.warnings, {"unix_s": round(self._now(), 3), "message": message})
-
-    def finished(self, result: RunResult) -> None:
-        """Do nothing: the result has a file of its own."""
 
     def close(self) -> None:
         """Close the files."""
@@ -99,7 +92,7 @@ def _get_step(record: StepRecord | EvalRecord) -> int:
     return record.step
 
 
-class SafeSink:
+class SafeSink(ForwardingSink):
     """Forward to `inner`; if it fails to write, warn `others` once per series of failures, and continue.
 
     Failed records stay in the file buffers and are retried with the next record, until the buffers overflow.
@@ -111,33 +104,10 @@ class SafeSink:
         self._name = name
         self._has_failed = False
 
-    def started(self, plan: Plan, step: int) -> None:
-        """Forward the plan."""
-        self._call_safely(lambda: self._inner.started(plan, step))
-
-    def step(self, record: StepRecord) -> None:
-        """Forward a logged step."""
-        self._call_safely(lambda: self._inner.step(record))
-
-    def evaluated(self, record: EvalRecord) -> None:
-        """Forward an evaluation."""
-        self._call_safely(lambda: self._inner.evaluated(record))
-
-    def warned(self, message: str) -> None:
-        """Forward a warning."""
-        self._call_safely(lambda: self._inner.warned(message))
-
-    def finished(self, result: RunResult) -> None:
-        """Forward the result."""
-        self._call_safely(lambda: self._inner.finished(result))
-
-    def close(self) -> None:
-        """Close `inner`."""
-        self._call_safely(self._inner.close)
-
-    def _call_safely(self, write: Callable[[], None]) -> None:
+    def forward(self, call: Callable[[LogSink], None]) -> None:
+        """Apply `call` to the inner sink."""
         try:
-            write()
+            call(self._inner)
         except (OSError, UnicodeError) as error:
             # Set before the others are warned: they may fail too, and warn this sink.
             is_first, self._has_failed = not self._has_failed, True

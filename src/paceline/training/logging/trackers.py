@@ -1,13 +1,17 @@
 """Log to TensorBoard, trackio, MLflow and Weights & Biases. Packages are imported only when they are configured."""
 
+import contextlib
 import importlib
 import json
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final
 
+from paceline.core.files import replace_file
+from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
 from paceline.measure.throughput import unix_s
@@ -15,12 +19,15 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema.recipe import Recipe
 from paceline.recipe.schema.train import Mlflow, Trackio, Wandb
 from paceline.recipe.yaml import to_yaml_text
-from paceline.training.logging.async_sink import FLUSH_S, TrackerState
-from paceline.training.logging.base import EvalRecord, StepRecord
+from paceline.training.logging.async_sink import FLUSH_S
+from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
+from paceline.training.logging.files import read_history
 
 PlainValue = str | int | float | bool | None
 _MAX_PARAMS: Final = 100
 """MLflow's limit per request (https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch)."""
+_ID_BYTES: Final = 4
+"""As in W&B's own IDs: 8 characters."""
 _FILE_STORE_VARIABLES: Final = ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY")
 _INIT_TIMEOUT_S: Final = 30.0
 """Seconds for W&B's server to respond; training does not wait for it. Chosen; W&B's default is 90."""
@@ -91,7 +98,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-class TensorBoardSink:
+class TensorBoardSink(LogSink):
     """Event files for TensorBoard."""
 
     def __init__(self, rundir: RunDir, recipe: Recipe, resume_step: int) -> None:
@@ -120,12 +127,6 @@ class TensorBoardSink:
             scalars = {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
             self._scalars(scalars, record.step)
 
-    def warned(self, message: str) -> None:
-        """Do nothing."""
-
-    def finished(self, result: RunResult) -> None:
-        """Do nothing."""
-
     def close(self) -> None:
         """Flush and close."""
         self._writer.close()
@@ -135,19 +136,41 @@ class TensorBoardSink:
             self._writer.add_scalar(name, value, step)
 
 
-class TrackioSink:
+class TrackerRun:
+    """`tracking.NAME.json` in the run directory: the ID of the run in a tracker, "" before there is one.
+
+    A resumed run continues it. The steps since its checkpoint are sent again, with the same values.
+    """
+
+    def __init__(self, rundir: RunDir, name: str) -> None:
+        self._path = rundir.path / f"tracking.{name}.json"
+        self.title = rundir.path.resolve().name
+        try:
+            self.id = str(read_json(self._path)["run"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self.id = ""
+
+    def create(self, run_id: str = "") -> str:
+        """Store the tracker's run ID, or generate one; return it."""
+        self.id = run_id or secrets.token_hex(_ID_BYTES)
+        with contextlib.suppress(OSError), replace_file(self._path) as file:  # a full disk costs a second run
+            file.write(json.dumps({"run": self.id}).encode() + b"\n")
+        return self.id
+
+
+class TrackioSink(LogSink):
     """A trackio run. trackio identifies runs by name, so the name ends with an ID."""
 
-    def __init__(self, section: Trackio, recipe: Recipe, state: TrackerState) -> None:
+    def __init__(self, section: Trackio, rundir: RunDir, recipe: Recipe) -> None:
         self._trackio = importlib.import_module("trackio")
         self._section = section
         self._recipe = recipe
-        self._tracker_state = state
+        self._tracker_run = TrackerRun(rundir, section.name)
         self._run: Any = None
 
     def started(self, plan: Plan, step: int) -> None:
-        """Start a run, or resume the one of `TrackerState`."""
-        name = f"{self._tracker_state.title}-{self._tracker_state.run_id or self._tracker_state.set_run_id()}"
+        """Start a run, or resume the one of `TrackerRun`."""
+        name = f"{self._tracker_run.title}-{self._tracker_run.id or self._tracker_run.create()}"
         _print_to_stderr()
         self._run = self._trackio.init(
             project=self._section.project,
@@ -166,9 +189,6 @@ class TrackioSink:
     def evaluated(self, record: EvalRecord) -> None:
         """Add a row."""
         self._run.log(eval_metrics(record), step=record.step)
-
-    def warned(self, message: str) -> None:
-        """Do nothing."""
 
     def finished(self, result: RunResult) -> None:
         """Add the numbers of the result as a row, unless the run was preempted."""
@@ -189,33 +209,33 @@ def _print_to_stderr() -> None:
             vars(module)["print"] = partial(print, file=sys.stderr)
 
 
-class MlflowSink:
+class MlflowSink(LogSink):
     """An MLflow run in the section's experiment.
 
     Its parameters are the recipe at the first start; MLflow does not allow changes.
     """
 
-    def __init__(self, section: Mlflow, rundir: RunDir, recipe: Recipe, state: TrackerState) -> None:
+    def __init__(self, section: Mlflow, rundir: RunDir, recipe: Recipe) -> None:
         self._mlflow = importlib.import_module("mlflow")
         self._entities = importlib.import_module("mlflow.entities")
         self._section = section
         self._rundir = rundir
         self._recipe = recipe
-        self._tracker_state = state
+        self._tracker_run = TrackerRun(rundir, section.name)
         self._client: Any = None
         self._status = "FAILED"
 
     def started(self, plan: Plan, step: int) -> None:
-        """Start a run, or resume the one of `TrackerState`."""
+        """Start a run, or resume the one of `TrackerRun`."""
         self._client = _create_client(self._mlflow, self._rundir)
-        if not self._tracker_state.is_new:
-            self._client.update_run(self._tracker_state.run_id, status="RUNNING")
+        if self._tracker_run.id:
+            self._client.update_run(self._tracker_run.id, status="RUNNING")
             return
-        run = self._client.create_run(self._experiment_id(), run_name=self._tracker_state.title)
-        self._tracker_state.set_run_id(run.info.run_id)
+        run = self._client.create_run(self._experiment_id(), run_name=self._tracker_run.title)
+        self._tracker_run.create(run.info.run_id)
         named = iter(flatten(run_config(self._recipe, plan)))
         while params := [self._entities.Param(name, str(value)) for name, value in islice(named, _MAX_PARAMS)]:
-            self._client.log_batch(self._tracker_state.run_id, params=params)
+            self._client.log_batch(self._tracker_run.id, params=params)
 
     def step(self, record: StepRecord) -> None:
         """Add a point to each curve."""
@@ -225,12 +245,9 @@ class MlflowSink:
         """Add a point to each curve."""
         self._log_metrics(eval_metrics(record), record.step)
 
-    def warned(self, message: str) -> None:
-        """Do nothing."""
-
     def finished(self, result: RunResult) -> None:
         """Add `result.json` as an artifact, and its numbers unless the run was preempted."""
-        self._client.log_dict(self._tracker_state.run_id, result.model_dump(mode="json"), "result.json")
+        self._client.log_dict(self._tracker_run.id, result.model_dump(mode="json"), "result.json")
         if result.status == "preempted":
             self._status = "KILLED"
             return
@@ -239,7 +256,7 @@ class MlflowSink:
 
     def close(self) -> None:
         """Set the final status."""
-        self._client.set_terminated(self._tracker_state.run_id, status=self._status)
+        self._client.set_terminated(self._tracker_run.id, status=self._status)
 
     def _experiment_id(self) -> str:
         name = self._section.experiment
@@ -249,7 +266,7 @@ class MlflowSink:
     def _log_metrics(self, values: Mapping[str, float], step: int) -> None:
         now_ms = int(unix_s() * 1000)
         metrics: Sequence[Any] = [self._entities.Metric(name, value, now_ms, step) for name, value in values.items()]
-        self._client.log_batch(self._tracker_state.run_id, metrics=metrics)
+        self._client.log_batch(self._tracker_run.id, metrics=metrics)
 
 
 def _create_client(mlflow: Any, rundir: RunDir) -> Any:
@@ -268,20 +285,20 @@ def _create_client(mlflow: Any, rundir: RunDir) -> Any:
 # W&B is configured to print nothing, to limit upload time, and not to collect code, git state or system metrics (see
 # `measure.telemetry`). Offline, each process of a run has its own folder, which W&B syncs as the whole run: the last
 # one synced replaces the others (https://github.com/wandb/wandb/issues/3841), so each process logs the complete run.
-class WandbSink:
+class WandbSink(LogSink):
     """A W&B run with W&B's own steps. The exit code is 0 for a finished run, else 1."""
 
-    def __init__(self, section: Wandb, rundir: RunDir, recipe: Recipe, state: TrackerState) -> None:
+    def __init__(self, section: Wandb, rundir: RunDir, recipe: Recipe) -> None:
         self._wandb = importlib.import_module("wandb")
         self._section = section
         self._rundir = rundir
         self._recipe = recipe
-        self._tracker_state = state
+        self._tracker_run = TrackerRun(rundir, section.name)
         self._run: Any = None
         self._exit_code = 1
 
     def started(self, plan: Plan, step: int) -> None:
-        """Start a run, or resume the one of `TrackerState`."""
+        """Start a run, or resume the one of `TrackerRun`."""
         section = self._section
         settings = self._wandb.Settings(
             console="off",
@@ -295,11 +312,11 @@ class WandbSink:
         mode = resolve_wandb_mode(self._wandb, settings, section.mode)
         if mode == "offline":  # for the whole process: W&B would send telemetry otherwise
             self._wandb.setup(settings=self._wandb.Settings(mode=mode))
-        run_id = self._tracker_state.run_id or self._tracker_state.set_run_id()
+        run_id = self._tracker_run.id or self._tracker_run.create()
         self._run = self._wandb.init(
             project=section.project,
             entity=None if section.entity == "auto" else section.entity,
-            name=self._tracker_state.title,
+            name=self._tracker_run.title,
             id=run_id,
             resume=None if mode == "offline" else "allow",
             dir=str(self._rundir.path),
@@ -308,7 +325,11 @@ class WandbSink:
             reinit="create_new",  # do not end a run that other code has in this process
             settings=settings,
         )
-        self._tracker_state.set_location(str(self._run.dir) if mode == "offline" else mode)
+        for record in read_history(self._rundir, step) if mode == "offline" else ():
+            if isinstance(record, StepRecord):
+                self.step(record)
+            else:
+                self.evaluated(record)
 
     def step(self, record: StepRecord) -> None:
         """Add a row to the history."""
@@ -317,9 +338,6 @@ class WandbSink:
     def evaluated(self, record: EvalRecord) -> None:
         """Add to the row of the step, or a new row."""
         self._run.log(eval_metrics(record), step=record.step)
-
-    def warned(self, message: str) -> None:
-        """Do nothing."""
 
     def finished(self, result: RunResult) -> None:
         """Write the result to the summary."""
