@@ -36,7 +36,7 @@ from paceline.lab.ab_test import format_speedup
 from paceline.lab.ladder import LadderHardware, LadderOutcome, LadderRunner
 from paceline.lab.ladder_file import Ladder, Rung, list_ladders, load_ladder, require_consent_to_rungs
 from paceline.lab.patches import REDUCED_LR_SHARE, build_measurement_patch, expand_equivalent_paths
-from paceline.lab.repeat import ArrayTask, find_task, list_ladder_tasks, locate_task
+from paceline.lab.repeat import ArrayTask, find_task, list_ladder_tasks
 from paceline.lab.runner import ReusePolicy, TrialRunner, interrupt_on_signals
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_run_name, format_patch, write_recipe
 from paceline.parallel.environ import count_gpus
@@ -180,11 +180,10 @@ def _run_ladder(request: _LadderRequest, folder: ExperimentDir, *, as_json: bool
 def _run_task(request: _LadderRequest, number: int, run_dir: Path | None, *, as_json: bool) -> int:
     """Run one repeat of one rung, in the ladder's folder."""
     task = find_task(_request_tasks(request), number)
-    index, repeat = locate_task(task, len(request.ladder.rungs))
 
     def run(folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine) -> Sequence[TrialOutcome]:
         _write_recipes(request, folder)
-        return _build_ladder_runner(request, folder, on_start, print_line).run_task(index + 1, repeat)
+        return _build_ladder_runner(request, folder, on_start, print_line).run_task(task.index + 1, task.turn)
 
     return run_task(request.key_values, run_dir, task, run, as_json=as_json)
 
@@ -247,7 +246,6 @@ def _build_ladder_runner(
         runner=runner,
         hardware=hardware,
         repeats=request.repeats,
-        root=folder.path,
         prepare=make,
         propose=propose_rung,
         report=print_line,

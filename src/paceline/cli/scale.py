@@ -29,27 +29,27 @@ from paceline.core.run_dir import write_atomic
 from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, count, milliseconds, number, seconds, share
 from paceline.data.files import printable
-from paceline.lab.batch_study import build_batch_points, compare_batches, plan_cells
 from paceline.lab.patches import build_measurement_patch
 from paceline.lab.predict.points import POINTS_FILE
 from paceline.lab.process import start_process
 from paceline.lab.repeat import (
     ArrayTask,
-    RunCase,
     alternate_order,
     build_full_run_patch,
     find_task,
     list_study_tasks,
-    locate_task,
     run_interleaved,
 )
 from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, describe_inconsistent_runs, interrupt_on_signals
 from paceline.lab.scaling import (
+    build_batch_points,
     build_scale_points,
+    compare_batches,
     compute_mean_top1,
     describe_cpu_starvation,
     describe_shared_cores,
     format_points_csv,
+    plan_cells,
     plan_layouts,
     plan_points,
 )
@@ -74,7 +74,7 @@ class _ScaleStudy:
     """
 
     mode: str
-    cases: Sequence[RunCase]
+    cases: Sequence[Trial]
     build_fields: Callable[[Sequence[TrialOutcome]], dict[str, Any]]
     trains_fully: bool
     left_out: Sequence[str]
@@ -82,7 +82,7 @@ class _ScaleStudy:
 
     def trials_in_repeat(self, repeat: int) -> list[Trial]:
         """Return the trials of a repeat, counted from 1, in order."""
-        return [case.build_trial(repeat) for case in alternate_order(self.cases, repeat)]
+        return [case.in_turn(repeat) for case in alternate_order(self.cases, repeat)]
 
 
 def scale(
@@ -179,7 +179,7 @@ def _missing_nodes(options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStu
     missing = (
         case
         for case in over_nodes
-        if any(runner.find_existing(case.build_trial(repeat), repeat) is None for repeat in repeats)
+        if any(runner.find_existing(case.in_turn(repeat), repeat) is None for repeat in repeats)
     )
     return sorted({case.nodes for case in missing})
 
@@ -188,13 +188,12 @@ def _run_task(
     options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStudy, number: int, run_dir: Path | None, *, as_json: bool
 ) -> int:
     task = find_task(list_study_tasks(study.cases, options.num_repeats), number)
-    index, repeat = locate_task(task, len(study.cases))
-    case = study.cases[index]
+    case, repeat = study.cases[task.index], task.turn
     refuse_more_nodes([case.nodes] if case.nodes else [], os.environ)
 
     def run(folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine) -> Sequence[TrialOutcome]:
         write_recipe(loaded.recipe, folder.recipe)
-        outcome = _build_runner(study, loaded, folder, on_start, print_line).run(case.build_trial(repeat), repeat)
+        outcome = _build_runner(study, loaded, folder, on_start, print_line).run(case.in_turn(repeat), repeat)
         print_line(_outcome_line(outcome, options.num_repeats, trains_fully=study.trains_fully))
         _raise_if_all_failed([outcome])
         return [outcome]

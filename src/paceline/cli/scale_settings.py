@@ -8,8 +8,7 @@ from paceline.core.errors import RecipeError, WorldError
 from paceline.core.host import usable_cores
 from paceline.core.statistics import TargetCriterion
 from paceline.core.units import Duration
-from paceline.lab.batch_study import LR_RULES, BatchGrid
-from paceline.lab.scaling import ScalingMode
+from paceline.lab.scaling import LR_RULES, BatchGrid, ScalingMode
 from paceline.recipe.schema import Recipe
 
 _STEPS: Final = 40

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -34,6 +35,7 @@ _OUT_OF_MEMORY: Final = re.compile(
     re.I,
 )
 """Out-of-memory messages of torch, C++, Python and cuBLAS, and how a process ends that the kernel has killed."""
+_NO_ROOM: Final = "out of memory"
 ABStatus = Literal["won", "lost", "no_gain", "differs", "no_room", "failed", "starved"]
 MIN_GAIN: Final = 1.02
 """Ratio from which a single measurement, which has no interval, counts as faster; chosen, not measured."""
@@ -95,74 +97,59 @@ def assess_parity(candidates: Sequence[float], baselines: Sequence[float]) -> Pa
     assert len(candidates) == len(baselines), f"{len(candidates)} and {len(baselines)} losses are no pairs"
     # A non-significant difference is no proof of equivalence: few runs would then prove anything.
     gap = mean_interval([candidate / baseline - 1 for candidate, baseline in zip(candidates, baselines, strict=True)])
-    verdict = _classify_gap(gap)
+    verdict, why = _classify_gap(gap)
     return ParityResult(
         loss=math.fsum(candidates) / len(candidates),
         loss_below=math.fsum(baselines) / len(baselines),
         gap=gap,
         tolerance=LOSS_TOLERANCE,
         verdict=verdict,
-        why=_explain_gap(gap, verdict),
+        why=why,
     )
 
 
-def _classify_gap(gap: Interval) -> Literal["same", "differs", "open"]:
+def _classify_gap(gap: Interval) -> tuple[Literal["same", "differs", "open"], str]:
     if gap.low is None or gap.high is None:
-        return "open"
+        return "open", f"loss {gap.value:+.2%} in one pair, so its scatter is unknown"
+    measured = f"loss {gap.value:+.2%} ({gap.low:+.2%} to {gap.high:+.2%}) in {count(gap.n, 'pair')}"
     if gap.low >= -LOSS_TOLERANCE and gap.high <= LOSS_TOLERANCE:
-        return "same"
-    return "differs" if gap.low > LOSS_TOLERANCE or gap.high < -LOSS_TOLERANCE else "open"
-
-
-def _explain_gap(gap: Interval, verdict: str) -> str:
-    pairs = count(gap.n, "pair")
-    if gap.low is None or gap.high is None:
-        return f"loss {gap.value:+.2%} in one pair, so its scatter is unknown"
-    measured = f"loss {gap.value:+.2%} ({gap.low:+.2%} to {gap.high:+.2%}) in {pairs}"
-    match verdict:
-        case "same":
-            return f"{measured}: within {LOSS_TOLERANCE:.0%}"
-        case "differs":
-            return f"{measured}: beyond {LOSS_TOLERANCE:.0%}"
-    return f"{measured}: too few to decide whether within {LOSS_TOLERANCE:.0%}"
-
-
-@dataclass(frozen=True)
-class RunPair:
-    """A run of a setting and one of its baseline, made back to back with the same seed."""
-
-    candidate: TrialOutcome
-    baseline: TrialOutcome
+        return "same", f"{measured}: within {LOSS_TOLERANCE:.0%}"
+    if gap.low > LOSS_TOLERANCE or gap.high < -LOSS_TOLERANCE:
+        return "differs", f"{measured}: beyond {LOSS_TOLERANCE:.0%}"
+    return "open", f"{measured}: too few to decide whether within {LOSS_TOLERANCE:.0%}"
 
 
 @dataclass(frozen=True)
 class PairedRuns:
-    """Pairs in which both runs have a result, and the run that `failed`; `is_candidate` if that was the setting's."""
+    """Runs of a setting and of its baseline: pair by pair back to back, with the same seed; all have a result.
 
-    complete: tuple[RunPair, ...]
+    `failed` is the run that ended the pairs early; `is_candidate` if that was the setting's.
+    """
+
+    baselines: tuple[TrialOutcome, ...]
+    candidates: tuple[TrialOutcome, ...]
     failed: TrialOutcome | None = None
     is_candidate: bool = False
 
     @property
-    def candidates(self) -> tuple[TrialOutcome, ...]:
-        """Runs of the setting."""
-        return tuple(pair.candidate for pair in self.complete)
+    def baseline_results(self) -> tuple[RunResult, ...]:
+        """Results of the baseline."""
+        return collect_results(self.baselines)
 
     @property
-    def baselines(self) -> tuple[TrialOutcome, ...]:
-        """Runs of the baseline."""
-        return tuple(pair.baseline for pair in self.complete)
+    def candidate_results(self) -> tuple[RunResult, ...]:
+        """Results of the setting."""
+        return collect_results(self.candidates)
 
     @property
     def ratio(self) -> Interval:
         """Speedup of the setting over the baseline; needs a pair."""
-        return ratio_interval(
-            collect_throughputs(collect_results(self.candidates)), collect_throughputs(collect_results(self.baselines))
-        )
+        return ratio_interval(collect_throughputs(self.candidate_results), collect_throughputs(self.baseline_results))
 
     def parity(self, after: int) -> ParityResult | None:
         """Return whether both train alike after step `after`; None if a pair lacks losses of the same steps."""
-        losses = [read_mean_losses(pair.candidate.rundir, pair.baseline.rundir, after) for pair in self.complete]
+        pairs = zip(self.candidates, self.baselines, strict=True)
+        losses = [read_mean_losses(candidate.rundir, baseline.rundir, after) for candidate, baseline in pairs]
         known = [each for each in losses if each is not None]
         if len(known) < len(losses):
             return None
@@ -173,15 +160,16 @@ def run_pairs(
     baseline: Callable[[int], TrialOutcome], candidate: Callable[[int], TrialOutcome], repeats: int
 ) -> PairedRuns:
     """Run pairs 1 to `repeats`, in alternating order, up to the first run that fails."""
-    complete: list[RunPair] = []
+    baselines: tuple[TrialOutcome, ...] = ()
+    candidates: tuple[TrialOutcome, ...] = ()
     for repeat in range(1, repeats + 1):
         # Alternate the order, so that caches warmed by the first run favor neither side.
         outcomes = run_pair(baseline, candidate, repeat)
         for is_candidate, outcome in outcomes.items():
             if outcome.result is None:
-                return PairedRuns(tuple(complete), outcome, is_candidate)
-        complete.append(RunPair(candidate=outcomes[True], baseline=outcomes[False]))
-    return PairedRuns(tuple(complete))
+                return PairedRuns(baselines, candidates, outcome, is_candidate)
+        baselines, candidates = (*baselines, outcomes[False]), (*candidates, outcomes[True])
+    return PairedRuns(baselines, candidates)
 
 
 def run_pair(
@@ -196,14 +184,10 @@ def run_pair(
     return outcomes
 
 
-def is_out_of_memory(outcome: TrialOutcome) -> bool:
-    """Return whether a run failed for lack of memory."""
-    return _OUT_OF_MEMORY.search(f"{outcome.error}\n{outcome.stderr}") is not None
-
-
 def format_failure(outcome: TrialOutcome) -> str:
     """Return the reason of a failed run, in one line."""
-    return "out of memory" if is_out_of_memory(outcome) else outcome.error
+    is_out_of_memory = _OUT_OF_MEMORY.search(f"{outcome.error}\n{outcome.stderr}") is not None
+    return _NO_ROOM if is_out_of_memory else outcome.error
 
 
 def collect_results(outcomes: Sequence[TrialOutcome]) -> tuple[RunResult, ...]:
@@ -226,10 +210,9 @@ class TrialBench:
 
     def run_trial(self, name: str, patch: Patch, steps: int, repeat: int) -> TrialOutcome:
         """Run `steps` measured steps once. Samples and initial weights depend on `repeat` only."""
-        length = self.recipe.measure.warmup_steps + steps
-        assignments = (*patch.assignments, ("train.steps", length), ("seed", self.recipe.seed + repeat - 1))
+        length = Patch((*patch.assignments, ("train.steps", self.recipe.measure.warmup_steps + steps)))
         self.num_runs += 1
-        return self.run(Trial(name, Patch(assignments)), repeat)
+        return self.run(Trial(name, length, first_seed=self.recipe.seed).in_turn(repeat), repeat)
 
 
 @dataclass(frozen=True)
@@ -261,53 +244,38 @@ def run_ab_test(
 
     With `must_match_losses` the candidate must train like the baseline.
     """
-    pairs = run_pairs(
-        lambda repeat: bench.run_trial(names[0], patches[0], steps, repeat),
-        lambda repeat: bench.run_trial(names[1], patches[1], steps, repeat),
-        repeats,
-    )
+    baseline, candidate = (partial(bench.run_trial, *each, steps) for each in zip(names, patches, strict=True))
+    pairs = run_pairs(baseline, candidate, repeats)
+    ratio, parity = None, None
     if pairs.failed is not None:
-        return _build_failed_result(pairs, pairs.failed)
-    return _evaluate_pairs(pairs, after=bench.recipe.measure.warmup_steps, must_match_losses=must_match_losses)
+        status, why = classify_failure(pairs.failed)
+        if not pairs.is_candidate:
+            status, why = "failed", f"its baseline failed: {why}"
+    else:
+        ratio = pairs.ratio
+        parity = pairs.parity(bench.recipe.measure.warmup_steps) if must_match_losses else None
+        status, why = _classify_ratio(ratio)
+        if starved := starved_note((*pairs.baseline_results, *pairs.candidate_results)):
+            status, why = "starved", f"unknown: {starved} ({why})"
+        elif status == "won" and parity is not None and is_disqualifying(parity):
+            status, why = "differs", parity.why
+        elif status == "won" and must_match_losses:
+            why += format_parity_caveat(parity)
+    return ABResult(
+        pairs.baseline_results,
+        pairs.candidate_results,
+        ratio,
+        parity,
+        status,
+        why,
+        runs=tuple(each.folder for each in pairs.candidates),
+    )
 
 
 def classify_failure(outcome: TrialOutcome) -> tuple[ABStatus, str]:
     """Return the status and reason of a failed run."""
-    return "no_room" if is_out_of_memory(outcome) else "failed", format_failure(outcome)
-
-
-def format_run_folders(outcomes: Sequence[TrialOutcome]) -> tuple[str, ...]:
-    """Return the run directories, relative to the experiment's."""
-    return tuple(f"{each.rundir.path.parent.name}/{each.rundir.path.name}" for each in outcomes)
-
-
-def _build_failed_result(pairs: PairedRuns, failed: TrialOutcome) -> ABResult:
-    status, why = classify_failure(failed)
-    if not pairs.is_candidate:
-        status, why = "failed", f"its baseline failed: {why}"
-    return ABResult(
-        collect_results(pairs.baselines),
-        collect_results(pairs.candidates),
-        None,
-        None,
-        status,
-        why,
-        format_run_folders(pairs.candidates),
-    )
-
-
-def _evaluate_pairs(pairs: PairedRuns, *, after: int, must_match_losses: bool) -> ABResult:
-    ratio = pairs.ratio
-    parity = pairs.parity(after) if must_match_losses else None
-    baselines, candidates = collect_results(pairs.baselines), collect_results(pairs.candidates)
-    status, why = _classify_ratio(ratio)
-    if starved := starved_note((*baselines, *candidates)):
-        status, why = "starved", f"unknown: {starved} ({why})"
-    elif status == "won" and parity is not None and is_disqualifying(parity):
-        status, why = "differs", parity.why
-    elif status == "won" and must_match_losses:
-        why += format_parity_caveat(parity)
-    return ABResult(baselines, candidates, ratio, parity, status, why, format_run_folders(pairs.candidates))
+    why = format_failure(outcome)
+    return "no_room" if why == _NO_ROOM else "failed", why
 
 
 def _classify_ratio(ratio: Interval) -> tuple[ABStatus, str]:

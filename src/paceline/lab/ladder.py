@@ -1,25 +1,34 @@
-"""Measure a ladder: compare each rung with the last one kept, in pairs of fresh runs."""
+"""Measure a ladder: compare each rung with the last one kept, in pairs of fresh runs, and decide whether it is kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Final, Literal
+from statistics import fmean
+from typing import Any, Final
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.results import RungResult
-from paceline.core.results import RunResult, starved_note
+from paceline.core.experiments.results import ParityResult, RungResult
+from paceline.core.results import RunResult, epoch_seconds, starved_note
 from paceline.core.run_dir import RunDir
-from paceline.core.statistics import Interval
+from paceline.core.statistics import Interval, mean_interval, product_interval
 from paceline.core.units import count, share
-from paceline.lab.ab_test import collect_results, format_failure, run_pair, run_pairs
+from paceline.lab.ab_test import (
+    PairedRuns,
+    collect_results,
+    collect_throughputs,
+    format_failure,
+    format_parity_caveat,
+    format_speedup,
+    is_disqualifying,
+    run_pair,
+    run_pairs,
+)
 from paceline.lab.ladder_file import Ladder, Rung
 from paceline.lab.patches import SOURCE_SECTION, build_source_patch, drop_section, merge_patches
 from paceline.lab.prepare_data import DataForm, PreparedData
-from paceline.lab.rung_result import build_first_result, build_rung_result, build_unmeasured_result
 from paceline.lab.runner import TrialError, TrialRunner
 from paceline.lab.search_space import MIN_CEILING, Hardware, find_next_candidate, list_candidates, parse_ceiling
-from paceline.lab.trial import Trial, TrialOutcome, apply_patch
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
@@ -27,6 +36,7 @@ from paceline.recipe.schema.source import Lmdb, Pack
 
 _EXIT_REFUSED: Final = 2
 _EXIT_INTERNAL_ERROR: Final = 1
+_FIRST_RUNG_REASON: Final = "the first, the baseline of all others"
 
 
 @dataclass(frozen=True)
@@ -61,14 +71,6 @@ class LadderHardware:
 
 
 @dataclass(frozen=True)
-class RungDataset:
-    """The section that reads data prepared for a rung (None: no data), and the seconds of the preparation."""
-
-    section: Pack | Lmdb | None = None
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class LadderOutcome:
     """Results of a measured ladder: its rungs, the best state, and why an open-ended ladder stopped."""
 
@@ -81,7 +83,7 @@ class LadderOutcome:
 class LadderRunner:
     """Measure `ladder` over `recipe`, in pairs of runs; `report` receives progress lines.
 
-    `prepare` makes data, `propose` finds rungs above the last one, and run directories are named relative to `root`.
+    `prepare` makes data, and `propose` finds rungs above the last one.
     """
 
     ladder: Ladder
@@ -89,7 +91,6 @@ class LadderRunner:
     runner: TrialRunner
     hardware: LadderHardware
     repeats: int
-    root: Path
     prepare: Callable[[DataForm], PreparedData]
     propose: RungProposer
     report: Callable[[str], None]
@@ -125,13 +126,8 @@ class LadderRunner:
         if isinstance(state, str):
             self.report(f"{rung.name}: left out: {state}")
             return ()
-        run_candidate = partial(self._run_trial, _build_trial(number, rung.name, state, rung))
-        if number == 1:
-            outcomes = {True: run_candidate(turn)}
-        else:
-            outcomes = run_pair(
-                partial(self._run_trial, _build_trial(number, "below", below, rung)), run_candidate, turn
-            )
+        baseline, candidate = self._plan_pair(number, rung, below, state)
+        outcomes = {True: candidate(turn)} if number == 1 else run_pair(baseline, candidate, turn)
         for is_candidate, outcome in outcomes.items():
             is_refused = is_candidate and number > 1 and outcome.exit_code == _EXIT_REFUSED
             if outcome.result is None and not is_refused:
@@ -144,7 +140,7 @@ class LadderRunner:
         for rung in self.ladder.rungs[:number]:
             below, why = state, ""
             try:
-                state, _ = self._stack_rung(rung, below, self._prepare_data(rung, below))
+                state, _ = self._stack_rung(rung, below, self._prepare_data(rung, below)[0])
             except PacelineError as error:
                 if not below.name:  # the first rung, without which there is no ladder
                     raise self._build_rung_error(rung, str(error), error.exit_code) from None
@@ -156,74 +152,77 @@ class LadderRunner:
         return LadderState("", Patch(), self.hardware.ranks, is_cold=False)
 
     def _measure_first(self, rung: Rung) -> tuple[LadderState, RungResult]:
+        below = self._initial_state
         try:
-            dataset = self._prepare_data(rung, self._initial_state)
-            state, added = self._stack_rung(rung, self._initial_state, dataset)
+            section, prepare_s = self._prepare_data(rung, below)
+            state, added = self._stack_rung(rung, below, section)
         except PacelineError as error:
             raise self._build_rung_error(rung, str(error), error.exit_code) from None
-        trial = _build_trial(1, rung.name, state, rung)
+        _, run_first = self._plan_pair(1, rung, below, state)
         outcomes: list[TrialOutcome] = []
         # Nothing can be compared if the baseline of all rungs fails, so an error ends the ladder.
         for repeat in range(1, self.repeats + 1):
-            outcome = self._run_trial(trial, repeat)
-            if outcome.result is None:
-                raise self._build_trial_error(rung, outcome)
-            outcomes.append(outcome)
-        recipe = apply_patch(self.recipe, state.patch)
-        result = build_first_result(rung, added, outcomes, prepare_s=dataset.seconds, root=self.root, recipe=recipe)
-        return replace(state, results=collect_results(outcomes)), result
-
-    def _measure_next(self, rung: Rung, number: int, below: LadderState) -> tuple[LadderState, RungResult]:
-        dataset = RungDataset()
-        try:
-            dataset = self._prepare_data(rung, below)
-            state, added = self._stack_rung(rung, below, dataset)
-        except PacelineError as error:
-            result = build_unmeasured_result(rung, below.name, "left_out", str(error), prepare_s=dataset.seconds)
-            return self._report_result(below, result)
-        candidate, baseline = (
-            _build_trial(number, rung.name, state, rung),
-            _build_trial(number, "below", below, rung),
-        )
-        pairs = run_pairs(partial(self._run_trial, baseline), partial(self._run_trial, candidate), self.repeats)
-        if pairs.failed is not None:
-            is_refused = pairs.is_candidate and pairs.failed.exit_code == _EXIT_REFUSED
-            complaint = format_failure(pairs.failed)
-            why = complaint if pairs.is_candidate else f"{below.name}: {complaint}"
-            status: Literal["left_out", "failed"] = "left_out" if is_refused else "failed"
-            return self._report_result(
-                below, build_unmeasured_result(rung, below.name, status, why, added, prepare_s=dataset.seconds)
-            )
-        result = build_rung_result(
+            outcomes.append(run_first(repeat))
+            if outcomes[-1].result is None:
+                raise self._build_trial_error(rung, outcomes[-1])
+        results = collect_results(outcomes)
+        result = _describe_rung(
             rung,
             added,
-            pairs,
-            baseline=below.name,
-            ratios_below=below.ratios,
-            prepare_s=dataset.seconds,
-            root=self.root,
-            recipe=apply_patch(self.recipe, state.patch),
+            status="kept",
+            why=_FIRST_RUNG_REASON,
+            starved=starved_note(results),
+            prepare_s=prepare_s,
+            runs=tuple(each.folder for each in outcomes),
+            **_summarize_runs(results, apply_patch(self.recipe, state.patch)),
+        )
+        return replace(state, results=results), result
+
+    def _measure_next(self, rung: Rung, number: int, below: LadderState) -> tuple[LadderState, RungResult]:
+        prepare_s = 0.0
+        try:
+            section, prepare_s = self._prepare_data(rung, below)
+            state, added = self._stack_rung(rung, below, section)
+        except PacelineError as error:
+            result = _describe_rung(
+                rung, rung.patch, status="left_out", why=str(error), below=below.name, prepare_s=prepare_s
+            )
+            return self._report_result(below, result)
+        pairs = run_pairs(*self._plan_pair(number, rung, below, state), self.repeats)
+        if pairs.failed is not None:
+            is_refused = pairs.is_candidate and pairs.failed.exit_code == _EXIT_REFUSED
+            why = (
+                format_failure(pairs.failed) if pairs.is_candidate else f"{below.name}: {format_failure(pairs.failed)}"
+            )
+            status = "left_out" if is_refused else "failed"
+            result = _describe_rung(rung, added, status=status, why=why, below=below.name, prepare_s=prepare_s)
+            return self._report_result(below, result)
+        measured = _evaluate_pairs(rung, pairs, apply_patch(self.recipe, state.patch))
+        ratio = pairs.ratio
+        over_first = product_interval([*below.ratios, ratio])
+        result = _describe_rung(
+            rung, added, below=below.name, prepare_s=prepare_s, over_below=ratio, over_first=over_first, **measured
         )
         # A dropped rung still refreshes the baseline: its pairs ran the state below it just now.
-        if result.status != "kept" or result.over_below is None:
-            return self._report_result(replace(below, results=collect_results(pairs.baselines)), result)
-        ratios = (*below.ratios, result.over_below)
-        kept = replace(state, results=collect_results(pairs.candidates), ratios=ratios, tried=below.tried)
+        if result.status != "kept":
+            return self._report_result(replace(below, results=pairs.baseline_results), result)
+        kept = replace(state, results=pairs.candidate_results, ratios=(*below.ratios, ratio), tried=below.tried)
         return self._report_result(kept, result)
 
-    def _prepare_data(self, rung: Rung, below: LadderState) -> RungDataset:
+    def _prepare_data(self, rung: Rung, below: LadderState) -> tuple[Pack | Lmdb | None, float]:
+        """Return the section that reads data prepared for a rung (None: no data), and the seconds of preparation."""
         _check_hardware(rung, rung.ranks or below.ranks, self.hardware, self.recipe.parallel.device)
         match rung.data:
             case "none" | "source":
-                return RungDataset()
+                return None, 0.0
         prepared = self.prepare(rung.data)
         seconds = 0.0 if rung.data in self._timed_forms else prepared.seconds  # count the preparation once
         self._timed_forms.add(rung.data)
-        return RungDataset(prepared.section, seconds)
+        return prepared.section, seconds
 
-    def _stack_rung(self, rung: Rung, below: LadderState, dataset: RungDataset) -> tuple[LadderState, Patch]:
+    def _stack_rung(self, rung: Rung, below: LadderState, section: Pack | Lmdb | None) -> tuple[LadderState, Patch]:
         ranks = rung.ranks or below.ranks
-        patch, added = stack_patch(self.recipe, below.patch, rung, dataset.section)
+        patch, added = stack_patch(self.recipe, below.patch, rung, section)
         recipe = apply_patch(self.recipe, patch)
         divide_batch(resolve_batch(recipe, ranks), ranks)
         stacked_state = LadderState(rung.name, patch, ranks, is_cold=rung.cache == "cold")
@@ -232,17 +231,35 @@ class LadderRunner:
             raise RecipeError(f"changes nothing: {below.name} already has all of it on this machine")
         return stacked_state, added
 
-    def _run_trial(self, trial: Trial, repeat: int) -> TrialOutcome:
-        # Both sides of a pair get the same seed, and so the same samples.
-        seed = self.recipe.seed + repeat - 1
-        seeded = replace(trial, patch=merge_patches(self.recipe, trial.patch, Patch((("seed", seed),))))
+    def _plan_pair(
+        self, number: int, rung: Rung, below: LadderState, state: LadderState
+    ) -> tuple[Callable[[int], TrialOutcome], Callable[[int], TrialOutcome]]:
+        """Return what runs the baseline, and the rung, in a turn."""
+        # The baseline runs again for each rung, so its runs are named after the rung. Both get the same seed, and so
+        # the same samples.
+        trials = (
+            Trial(
+                f"{number:02} {name}",
+                each.patch,
+                explains=rung.explains,
+                ranks=each.ranks,
+                is_cold=each.is_cold,
+                first_seed=self.recipe.seed,
+            )
+            for name, each in (("below", below), (rung.name, state))
+        )
+        baseline, candidate = (partial(self._run_trial, trial) for trial in trials)
+        return baseline, candidate
+
+    def _run_trial(self, unseeded: Trial, repeat: int) -> TrialOutcome:
+        trial = unseeded.in_turn(repeat)
         try:
-            outcome = self.runner.run(seeded, repeat)
+            outcome = self.runner.run(trial, repeat)
         except TrialError:  # another process is writing this run: fatal, not a property of the trial
             raise
         except PacelineError as error:  # before the run: a cache that cannot be cold, or missing data
-            rundir = RunDir(self.runner.get_folder(seeded, repeat))
-            outcome = TrialOutcome(seeded, repeat, rundir, None, str(error), error.exit_code)
+            rundir = RunDir(self.runner.get_folder(trial, repeat))
+            outcome = TrialOutcome(trial, repeat, rundir, None, str(error), error.exit_code)
         self.report(_format_outcome(outcome, self.repeats))
         return outcome
 
@@ -287,16 +304,79 @@ def _check_hardware(rung: Rung, ranks: int, hardware: LadderHardware, device: st
         raise RecipeError(f"needs {count(ranks, noun)} ({available} here)")
 
 
-def _build_trial(number: int, name: str, state: LadderState, rung: Rung) -> Trial:
-    # The baseline runs again for each rung, so its runs are named after the rung.
-    return Trial(
-        f"{number:02} {name}",
-        state.patch,
-        explains=rung.explains,
-        expects=rung.expects,
-        ranks=state.ranks,
-        is_cold=state.is_cold,
-    )
+def _describe_rung(rung: Rung, added: Patch, **fields: Any) -> RungResult:
+    patch = tuple(format_patch(added))
+    return RungResult(name=rung.name, explains=rung.explains, patch=patch, expects=rung.expects, **fields)
+
+
+def _evaluate_pairs(rung: Rung, pairs: PairedRuns, recipe: Recipe) -> dict[str, Any]:
+    candidates, baselines = pairs.candidate_results, pairs.baseline_results
+    parity = pairs.parity(recipe.measure.warmup_steps) if rung.parity == "same" else None
+    starved = starved_note((*candidates, *baselines))
+    is_kept, why = _decide_if_kept(rung, pairs.ratio, parity, starved)
+    stages, stages_below = _mean_stages(candidates), _mean_stages(baselines)
+    return {
+        "status": "kept" if is_kept else "dropped",
+        "why": why,
+        "starved": starved,
+        "shrank": {name: (stages_below.get(name, 0.0), stages.get(name, 0.0)) for name in rung.expects},
+        "parity": parity,
+        "runs": tuple(each.folder for pair in zip(pairs.baselines, pairs.candidates, strict=True) for each in pair),
+        **_summarize_runs(candidates, recipe),
+    }
+
+
+def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: str) -> tuple[bool, str]:
+    measured = f"{format_speedup(ratio)} in {count(ratio.n, 'pair')}"
+    if parity is not None and is_disqualifying(parity):
+        return False, f"trains differently: {parity.why} ({measured})"
+    unproved = format_parity_caveat(parity) if rung.parity == "same" else ""
+    # Nothing wins while other processes use the cores.
+    if starved:
+        advice = "run it again on an idle machine"
+        kept_note = ", and kept at any speed" if rung.keep == "always" else ""
+        return rung.keep == "always", f"unknown{kept_note}: {starved} ({advice}; {measured})"
+    if ratio.is_above(1):
+        return True, f"faster: {measured}{unproved}"
+    what = "slower" if ratio.is_below(1) else "no measurable gain"
+    if ratio.n == 1:  # which has no interval
+        what = "one pair proves nothing"
+    if rung.keep == "always":
+        return True, f"{what}, and kept at any speed: {measured}{unproved}"
+    return False, f"{what}: {measured}" + (" (ask for --repeats 3)" if ratio.n == 1 else "")
+
+
+def _summarize_runs(results: Sequence[RunResult], recipe: Recipe) -> dict[str, Any]:
+    speeds, ranks = collect_throughputs(results), results[-1].world_size
+    images_per_s = mean_interval(speeds)
+    # Memory is the maximum over runs: it must fit in each of them.
+    memory = [result.memory for result in results if result.memory is not None]
+    batch_size = resolve_batch(recipe, ranks).data.global_batch_size
+    compiling = [result.account.compile_s for result in results if result.account is not None]
+    return {
+        "images_per_s": images_per_s,
+        "spread": (min(speeds), max(speeds)) if len(speeds) > 1 else results[0].throughput.spread,
+        "stages": _mean_stages(results),
+        "step_s": fmean(batch_size / rate for rate in speeds),
+        "epoch_s": epoch_seconds(results, images_per_s),
+        "startup_s": fmean(result.time.startup_s for result in results),
+        "compile_s": fmean(compiling) if compiling else None,
+        "host_bytes": max((each.host_bytes for each in memory), default=None),
+        "device_bytes": max((each.device_bytes for each in memory if each.device_bytes is not None), default=None),
+        "verdict": results[-1].verdict,
+        "ranks": ranks,
+    }
+
+
+def _mean_stages(results: Sequence[RunResult]) -> dict[str, float]:
+    """Return the device seconds per step of each stage: means over runs that measured steps."""
+    counted = [(result.stages, result.account.counted_steps) for result in results if result.account is not None]
+    counted = [(stages, num_steps) for stages, num_steps in counted if num_steps]
+    names = dict.fromkeys(name for stages, _ in counted for name in stages)
+    return {
+        name: fmean(stages[name].device_s / num_steps if name in stages else 0.0 for stages, num_steps in counted)
+        for name in names
+    }
 
 
 def _format_outcome(outcome: TrialOutcome, repeats: int) -> str:

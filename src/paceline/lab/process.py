@@ -4,43 +4,14 @@ import contextlib
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from paceline.core.process import die_with_parent_command
 
 _TERMINATE_GRACE_S: Final = 10.0
 
 
-class ChildProcess(Protocol):
-    """The used part of `subprocess.Popen` in text mode."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, negative after a signal, None while it runs."""
-        ...
-
-    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
-        """Wait for the end and return the output. Raise `subprocess.TimeoutExpired` after `timeout` seconds."""
-        ...
-
-    def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end. Raise `subprocess.TimeoutExpired` after `timeout` seconds."""
-        ...
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        ...
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        ...
-
-
-ProcessStarter = Callable[[Sequence[str]], ChildProcess]
+ProcessStarter = Callable[[Sequence[str]], "subprocess.Popen[str]"]
 
 
 def start_process(command: Sequence[str], orphaned: int = signal.SIGKILL) -> "subprocess.Popen[str]":
@@ -57,7 +28,7 @@ def start_process(command: Sequence[str], orphaned: int = signal.SIGKILL) -> "su
     )
 
 
-def terminate_process(process: ChildProcess) -> None:
+def terminate_process(process: "subprocess.Popen[str]") -> None:
     """Terminate a running process and its ranks: kill it after 10 seconds, or at once at a second Ctrl-C."""
     if process.poll() is not None:
         return

@@ -1,6 +1,7 @@
 """Repeat runs in interleaved order, in one process or as the tasks of a job array."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,27 +16,6 @@ from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RunCase:
-    """One run of each turn: a patch, on `ranks` ranks over `nodes` nodes (0: this machine).
-
-    With `first_seed`, turn t has the seed first_seed + t - 1; without it, all turns are the same run.
-    """
-
-    name: str
-    patch: Patch
-    ranks: int
-    nodes: int = 0
-    first_seed: int | None = None
-
-    def build_trial(self, turn: int) -> Trial:
-        """Return the trial of a turn, counted from 1."""
-        patch = self.patch
-        if self.first_seed is not None:
-            patch = Patch((*patch.assignments, ("seed", self.first_seed + turn - 1)))
-        return Trial(self.name, patch, ranks=self.ranks, nodes=self.nodes)
 
 
 def run_interleaved(
@@ -59,24 +39,23 @@ def alternate_order(items: Sequence[T], turn: int) -> Sequence[T]:
     return items if turn % 2 else items[::-1]
 
 
-def results_by_repeat(name: str, outcomes: Sequence[TrialOutcome]) -> dict[int, RunResult]:
-    """Return the results of a case by turn, without failed runs."""
-    return {
-        outcome.repeat: outcome.result
-        for outcome in outcomes
-        if outcome.trial.name == name and outcome.result is not None
-    }
+@dataclass(frozen=True)
+class TrialRuns:
+    """Runs of a trial: results by turn, `folders` of completed runs, and `error` of the first failed one, or ""."""
+
+    results: Mapping[int, RunResult]
+    folders: tuple[str, ...]
+    error: str
 
 
-def find_first_error(name: str, outcomes: Sequence[TrialOutcome]) -> str:
-    """Return the error of the first failed run of a case, "" if none failed."""
-    return next((each.error for each in outcomes if each.trial.name == name and each.result is None), "")
-
-
-def list_completed_folders(name: str, outcomes: Sequence[TrialOutcome]) -> tuple[str, ...]:
-    """Return the folders of a case's completed runs, relative to the experiment's: `trials/NAME`."""
-    paths = [each.rundir.path for each in outcomes if each.trial.name == name and each.result is not None]
-    return tuple(path.relative_to(path.parents[1]).as_posix() for path in paths)
+def collect_runs(name: str, outcomes: Sequence[TrialOutcome]) -> TrialRuns:
+    """Return the runs of the trial `name` among those of an experiment."""
+    runs = [outcome for outcome in outcomes if outcome.trial.name == name]
+    return TrialRuns(
+        results={each.repeat: each.result for each in runs if each.result is not None},
+        folders=tuple(each.folder for each in runs if each.result is not None),
+        error=next((each.error for each in runs if each.result is None), ""),
+    )
 
 
 def build_full_run_patch(recipe: Recipe, user_patch: Patch) -> Patch:
@@ -89,37 +68,41 @@ class ArrayTask:
     """One part of an experiment: number from 1, nodes, ranks over all nodes, and a description.
 
     Of a ladder: one turn of one rung with its baseline. Of a scaling study: one repeat of one point; of a batch study:
-    one run.
+    one run. `index` is that of the rung, point or run, from 0, and `turn` counts from 1.
     """
 
     number: int
     nodes: int
     ranks: int
     description: str
+    index: int
+    turn: int
 
 
 def list_ladder_tasks(ladder: Ladder, repeats: int, ranks: int) -> tuple[ArrayTask, ...]:
     """Return the tasks of a ladder; `ranks` is the number for rungs that set none."""
     # Tasks are listed without looking at the machine, as it may be a login node without GPUs. A rung that does not fit
     # is skipped by its task; rungs that `auto` proposes have none.
-    ranks_per_rung = [ladder.rungs[0].ranks or ranks]
-    for rung in ladder.rungs[1:]:
-        ranks_per_rung.append(rung.ranks or ranks_per_rung[-1])
-    # A task runs a rung and its baseline, the rung below.
-    max_ranks = [max(pair) for pair in zip([ranks_per_rung[0], *ranks_per_rung], ranks_per_rung, strict=False)]
-    return _number_tasks(
-        (1, num_ranks, f"{rung.name}, turn {turn} of {repeats}")
-        for turn in range(1, repeats + 1)
-        for rung, num_ranks in zip(ladder.rungs, max_ranks, strict=True)
-    )
+    items, below = [], ladder.rungs[0].ranks or ranks
+    for rung in ladder.rungs:
+        num_ranks = rung.ranks or below
+        # A task runs a rung and its baseline, the rung below.
+        items.append((rung.name, 1, max(below, num_ranks)))
+        below = num_ranks
+    return _list_tasks(items, repeats)
 
 
-def list_study_tasks(cases: Sequence[RunCase], turns: int) -> tuple[ArrayTask, ...]:
+def list_study_tasks(cases: Sequence[Trial], turns: int) -> tuple[ArrayTask, ...]:
     """Return the tasks of a scaling or batch study."""
-    return _number_tasks(
-        (max(1, case.nodes), case.ranks, f"{case.name}, turn {turn} of {turns}")
-        for turn in range(1, turns + 1)
-        for case in cases
+    return _list_tasks([(case.name, max(1, case.nodes), case.ranks or 1) for case in cases], turns)
+
+
+def _list_tasks(items: Sequence[tuple[str, int, int]], turns: int) -> tuple[ArrayTask, ...]:
+    # Turn by turn, so that every setting gets a run before any gets two.
+    in_order = itertools.product(range(1, turns + 1), enumerate(items))
+    return tuple(
+        ArrayTask(number, nodes, ranks, f"{name}, turn {turn} of {turns}", index, turn)
+        for number, (turn, (index, (name, nodes, ranks))) in enumerate(in_order, start=1)
     )
 
 
@@ -128,15 +111,3 @@ def find_task(tasks: Sequence[ArrayTask], number: int) -> ArrayTask:
     if not 1 <= number <= len(tasks):
         raise RecipeError(f"--task: {number} is not one of the {count(len(tasks), 'task')} (write 1 to {len(tasks)})")
     return tasks[number - 1]
-
-
-def locate_task(task: ArrayTask, num_items: int) -> tuple[int, int]:
-    """Return the index of a task's rung or case, from 0, out of `num_items`, and its turn, from 1."""
-    # Tasks are numbered turn by turn, as `_number_tasks` gets them.
-    turn, index = divmod(task.number - 1, num_items)
-    return index, turn + 1
-
-
-# Turn by turn, so that every setting gets a run before any gets two.
-def _number_tasks(rows: Iterable[tuple[int, int, str]]) -> tuple[ArrayTask, ...]:
-    return tuple(ArrayTask(number, *row) for number, row in enumerate(rows, start=1))

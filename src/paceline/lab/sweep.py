@@ -12,7 +12,7 @@ from paceline.core.setting_effects import changes_result_only
 from paceline.core.stages import DATA_WAIT
 from paceline.core.statistics import mean_interval
 from paceline.core.units import join_few
-from paceline.lab.repeat import find_first_error, list_completed_folders, results_by_repeat
+from paceline.lab.repeat import collect_runs
 from paceline.lab.search_space import iter_fields, parse_values
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
 from paceline.recipe.load import Patch
@@ -100,14 +100,14 @@ def _find_fastest(points: Sequence[SweepPoint]) -> SweepPoint | None:
 
 
 def _build_point(trial: Trial, outcomes: Sequence[TrialOutcome]) -> SweepPoint:
-    results = list(results_by_repeat(trial.name, outcomes).values())
-    empty_point = SweepPoint(
+    runs = collect_runs(trial.name, outcomes)
+    return SweepPoint(
         value=trial.name.partition("=")[2],
         patch=tuple(format_patch(trial.patch)),
-        error=find_first_error(trial.name, outcomes),
-        runs=list_completed_folders(trial.name, outcomes),
+        error=runs.error,
+        runs=runs.folders,
+        **(_summarize_runs(list(runs.results.values())) if runs.results else {}),
     )
-    return empty_point.model_copy(update=_summarize_runs(results)) if results else empty_point
 
 
 def _summarize_runs(results: Sequence[RunResult]) -> dict[str, Any]:
@@ -115,11 +115,12 @@ def _summarize_runs(results: Sequence[RunResult]) -> dict[str, Any]:
     batch_size, images_per_s = first.images_seen / first.steps, mean_interval(rates)
     names = dict.fromkeys(name for result in results for name in result.stages)
     stages = {name: median(_get_stage_s(result, name) for result in results) for name in names}
-    starved = starved_note(results)
+    starved, windows = starved_note(results), first.throughput.n
     return {
         "batch_size": round(batch_size),
         "images_per_s": images_per_s,
-        "spread": _compute_spread(results, rates),
+        # The spread of a single run is that of its windows.
+        "spread": (min(rates), max(rates)) if len(rates) > 1 else first.throughput.spread if windows > 1 else None,
         "step_s": batch_size / images_per_s.value,
         "data_wait_s": stages.get(DATA_WAIT),
         "epoch_s": first.images_seen / first.epochs / images_per_s.value,
@@ -127,13 +128,6 @@ def _summarize_runs(results: Sequence[RunResult]) -> dict[str, Any]:
         "bottleneck": CPU_STARVED if starved else first.verdict.get("bottleneck", ""),
         "starved": starved,
     }
-
-
-def _compute_spread(results: Sequence[RunResult], rates: Sequence[float]) -> tuple[float, float] | None:
-    # The spread of a single run is that of its windows.
-    if len(results) > 1:
-        return min(rates), max(rates)
-    return results[0].throughput.spread if results[0].throughput.n > 1 else None
 
 
 def _get_stage_s(result: RunResult, name: str) -> float:

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,19 +25,26 @@ _MAX_NAME_LENGTH: Final = 60
 class Trial:
     """A variation of a base recipe, how often it is run, and what it `explains`, in a few words.
 
-    `expects` are the stages that it should shrink. `ranks` is the number of ranks (None: the runner's), over `nodes`
-    nodes of a Slurm allocation (0: this machine, without srun). `is_cold` runs it with its files outside of the page
-    cache.
+    `ranks` is the number of ranks (None: the runner's), over `nodes` nodes of a Slurm allocation (0: this machine,
+    without srun). `is_cold` runs it with its files outside of the page cache. With `first_seed`, turn t has the seed
+    first_seed + t - 1; without it, all turns are the same run.
     """
 
     name: str
     patch: Patch = field(default_factory=Patch)
     repeats: int = 1
     explains: str = ""
-    expects: tuple[str, ...] = ()
     ranks: int | None = None
     nodes: int = 0
     is_cold: bool = False
+    first_seed: int | None = None
+
+    def in_turn(self, turn: int) -> "Trial":
+        """Return the trial of a turn, counted from 1."""
+        if self.first_seed is None:
+            return self
+        seed = ("seed", self.first_seed + turn - 1)
+        return replace(self, patch=Patch((*self.patch.assignments, seed)), first_seed=None)
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,11 @@ class TrialOutcome:
     exit_code: int = 0
     stderr: str = ""
     is_reused: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Run directory relative to the experiment's: `trials/NAME`."""
+        return f"{self.rundir.path.parent.name}/{self.rundir.path.name}"
 
 
 def apply_patch(recipe: Recipe, patch: Patch) -> Recipe:

@@ -20,7 +20,6 @@ from paceline.lab.ab_test import (
     TrialBench,
     classify_failure,
     collect_throughputs,
-    format_run_folders,
     run_ab_test,
 )
 from paceline.lab.patches import get_setting, merge_patches
@@ -71,7 +70,7 @@ class TriedCandidate:
             self.ratio = None
             self.status, self.why = classify_failure(outcome)
             return
-        self.runs += format_run_folders([outcome])
+        self.runs.append(outcome.folder)
         self.images_per_s = outcome.result.throughput.images_per_s
         self.ratio = ratio_interval([self.images_per_s], [base.throughput.images_per_s])
         self.status = "no_gain" if self.speedup > 1 / MIN_GAIN else "lost"

@@ -4,8 +4,8 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.lab.ladder_file import Ladder, Rung, list_ladders, load_ladder
-from paceline.lab.repeat import ArrayTask, RunCase, find_task, list_ladder_tasks, list_study_tasks, locate_task
-from paceline.recipe.load import Patch
+from paceline.lab.repeat import ArrayTask, find_task, list_ladder_tasks, list_study_tasks
+from paceline.lab.trial import Trial
 
 
 def ladder_of(*rungs: Rung) -> Ladder:
@@ -15,10 +15,10 @@ def ladder_of(*rungs: Rung) -> Ladder:
 def test_each_turn_of_each_rung_is_a_task_on_one_node_those_of_a_turn_together() -> None:
     found = list_ladder_tasks(ladder_of(Rung(name="base"), Rung(name="bf16")), 2, 4)
     assert found == (
-        ArrayTask(1, 1, 4, "base, turn 1 of 2"),
-        ArrayTask(2, 1, 4, "bf16, turn 1 of 2"),
-        ArrayTask(3, 1, 4, "base, turn 2 of 2"),
-        ArrayTask(4, 1, 4, "bf16, turn 2 of 2"),
+        ArrayTask(1, 1, 4, "base, turn 1 of 2", 0, 1),
+        ArrayTask(2, 1, 4, "bf16, turn 1 of 2", 1, 1),
+        ArrayTask(3, 1, 4, "base, turn 2 of 2", 0, 2),
+        ArrayTask(4, 1, 4, "bf16, turn 2 of 2", 1, 2),
     )
 
 
@@ -42,25 +42,24 @@ def test_a_task_has_room_for_both_runs_of_its_pair() -> None:
 
 
 def test_each_repeat_of_each_point_is_a_task_on_its_nodes() -> None:
-    cases = [RunCase("1 rank", Patch(), 1), RunCase("8 ranks on 2 nodes", Patch(), 8, 2)]
+    cases = [Trial("1 rank", ranks=1), Trial("8 ranks on 2 nodes", ranks=8, nodes=2)]
     assert list_study_tasks(cases, 2) == (
-        ArrayTask(1, 1, 1, "1 rank, turn 1 of 2"),
-        ArrayTask(2, 2, 8, "8 ranks on 2 nodes, turn 1 of 2"),
-        ArrayTask(3, 1, 1, "1 rank, turn 2 of 2"),
-        ArrayTask(4, 2, 8, "8 ranks on 2 nodes, turn 2 of 2"),
+        ArrayTask(1, 1, 1, "1 rank, turn 1 of 2", 0, 1),
+        ArrayTask(2, 2, 8, "8 ranks on 2 nodes, turn 1 of 2", 1, 1),
+        ArrayTask(3, 1, 1, "1 rank, turn 2 of 2", 0, 2),
+        ArrayTask(4, 2, 8, "8 ranks on 2 nodes, turn 2 of 2", 1, 2),
     )
 
 
 def test_a_number_leads_back_to_what_it_is_of() -> None:
-    cases = [RunCase(name, Patch(), 1) for name in "abc"]
+    cases = [Trial(name, ranks=1) for name in "abc"]
     tasks = list_study_tasks(cases, 2)
-    assert [locate_task(find_task(tasks, number), 3) for number in range(1, 7)] == [
-        *((0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2))
-    ]
+    found = [find_task(tasks, number) for number in range(1, 7)]
+    assert [(task.index, task.turn) for task in found] == [*((0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (2, 2))]
 
 
 @pytest.mark.parametrize("number", [0, 7, -1])
 def test_a_number_that_no_task_has_is_refused(number: int) -> None:
-    tasks = list_study_tasks([RunCase(name, Patch(), 1) for name in "abc"], 2)
+    tasks = list_study_tasks([Trial(name, ranks=1) for name in "abc"], 2)
     with pytest.raises(RecipeError, match=rf"^--task: {number} is not one of the 6 tasks \(write 1 to 6\)$"):
         find_task(tasks, number)

@@ -12,7 +12,8 @@ from paceline.core.results import EvalResult, RunResult, ThroughputResult, TimeR
 from paceline.core.run_dir import RunDir
 from paceline.core.statistics import TargetCriterion, ratio_interval
 from paceline.core.units import Duration, number
-from paceline.lab.batch_study import (
+from paceline.lab.repeat import build_full_run_patch
+from paceline.lab.scaling import (
     BatchCell,
     BatchGrid,
     build_batch_points,
@@ -20,7 +21,6 @@ from paceline.lab.batch_study import (
     find_target_evaluation,
     plan_cells,
 )
-from paceline.lab.repeat import build_full_run_patch
 from paceline.lab.trial import TrialOutcome, apply_patch
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
@@ -64,7 +64,7 @@ def ended(cell: BatchCell, turn: int, folder: Path, *accuracies: float, images_p
         weights_sha256="ab",
         provenance={},
     )
-    return TrialOutcome(cell.case.build_trial(turn), turn, rundir, result)
+    return TrialOutcome(cell.case.in_turn(turn), turn, rundir, result)
 
 
 def test_all_combinations_are_run_but_rules_that_are_equivalent() -> None:
@@ -130,7 +130,7 @@ def test_time_and_epochs_to_the_target_are_of_the_runs_that_reached_it(tmp_path:
         ended(small, 1, tmp_path, 0.5, 0.9, 0.9),
         ended(small, 2, tmp_path, 0.5, 0.7, 0.8),
         ended(small, 3, tmp_path, 0.5, 0.6, 0.7),
-        TrialOutcome(large.case.build_trial(1), 1, RunDir(tmp_path), None, "the loss is nan", 3),
+        TrialOutcome(large.case.in_turn(1), 1, RunDir(tmp_path), None, "the loss is nan", 3),
         ended(large, 2, tmp_path, 0.5, 0.6, 0.6),
     ]
     first, second = build_batch_points([small, large], outcomes, 3, TargetCriterion(0.8))

@@ -166,7 +166,6 @@ def climbing(tmp_path):
             runner=runner,
             hardware=here,
             repeats=repeats,
-            root=root,
             prepare=prepare or (lambda form: pytest.fail("nothing is to be made")),
             propose=propose or (lambda recipe, state: "nothing is left"),
             report=said.append,

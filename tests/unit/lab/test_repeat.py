@@ -4,11 +4,9 @@ from pathlib import Path
 
 from paceline.core.run_dir import RunDir
 from paceline.lab.repeat import (
-    RunCase,
     alternate_order,
     build_full_run_patch,
-    find_first_error,
-    list_completed_folders,
+    collect_runs,
     run_interleaved,
 )
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch
@@ -33,14 +31,12 @@ class Made:
 
 def test_each_turn_runs_all_cases_once_and_a_failed_one_no_more() -> None:
     runner = Made({"b": {1}})
-    cases = [RunCase("a", Patch(), 1), RunCase("b", Patch(), 2)]
-    outcomes = list(run_interleaved(lambda turn: [case.build_trial(turn) for case in cases], 3, runner))
+    cases = [Trial("a", ranks=1), Trial("b", ranks=2)]
+    outcomes = list(run_interleaved(lambda turn: [case.in_turn(turn) for case in cases], 3, runner))
     assert runner.made == ["a1", "b1", "a2", "a3"]
-    assert (find_first_error("a", outcomes), find_first_error("b", outcomes)) == ("", "boom")
-    assert (list_completed_folders("a", outcomes), list_completed_folders("b", outcomes)) == (
-        ("trials/a-1", "trials/a-2", "trials/a-3"),
-        (),
-    )
+    found = {name: collect_runs(name, outcomes) for name in "ab"}
+    assert (found["a"].error, found["b"].error) == ("", "boom")
+    assert (found["a"].folders, found["b"].folders) == (("trials/a-1", "trials/a-2", "trials/a-3"), ())
 
 
 def test_every_other_turn_goes_backwards() -> None:
@@ -59,8 +55,8 @@ def test_a_trial_may_have_fewer_turns_than_others() -> None:
 
 def test_another_seed_is_run_after_one_that_failed() -> None:
     runner = Made({"a": {1}})
-    case = RunCase("a", Patch((("optim.lr", 9.0),)), 1, first_seed=7)
-    outcomes = list(run_interleaved(lambda turn: [case.build_trial(turn)], 2, runner))
+    case = Trial("a", Patch((("optim.lr", 9.0),)), ranks=1, first_seed=7)
+    outcomes = list(run_interleaved(lambda turn: [case.in_turn(turn)], 2, runner))
     assert runner.made == ["a1", "a2"]
     assert [each.trial.patch.assignments for each in outcomes] == [
         (("optim.lr", 9.0), ("seed", 7)),
@@ -69,8 +65,8 @@ def test_another_seed_is_run_after_one_that_failed() -> None:
 
 
 def test_without_a_seed_all_turns_are_the_same_run() -> None:
-    case = RunCase("a", Patch(), 4, 2)
-    assert case.build_trial(1) == case.build_trial(2) == Trial("a", ranks=4, nodes=2)
+    case = Trial("a", ranks=4, nodes=2)
+    assert case.in_turn(1) == case.in_turn(2) == case
 
 
 def test_a_whole_run_is_ended_by_no_target_and_saves_nothing() -> None:

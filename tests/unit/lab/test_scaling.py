@@ -65,13 +65,13 @@ def ended(point: PlannedPoint, turn: int, images_per_s: float, top1: float | Non
         provenance={},
     )
     return TrialOutcome(
-        point.case.build_trial(turn), turn, RunDir(Path(f"scale/trials/{point.ranks.ranks}r-{turn}")), result
+        point.case.in_turn(turn), turn, RunDir(Path(f"scale/trials/{point.ranks.ranks}r-{turn}")), result
     )
 
 
 def failed(point: PlannedPoint, error: str = "CUDA out of memory") -> TrialOutcome:
     assert point.case is not None
-    return TrialOutcome(point.case.build_trial(1), 1, RunDir(Path("x")), None, error, 1)
+    return TrialOutcome(point.case.in_turn(1), 1, RunDir(Path("x")), None, error, 1)
 
 
 def planned(mode: str = "weak", ranks: Sequence[int] = (1, 2, 4), seed: int | None = None) -> list[PlannedPoint]:
