@@ -224,14 +224,15 @@ def count_images(batches: Iterator[int], seconds: float, num_warmup: int) -> Loa
     for _ in range(num_warmup):
         next(batches)
     cpu = build_cpu_timer()
-    cpu.resume()
+    if cpu is not None:
+        cpu.resume()
     images, cpu_s, start_s = 0, read_cpu_s(os.getpid()), now_s()
     for size in batches:
         images += size
         if now_s() - start_s >= seconds:
             break
-    wall_s, cpu_s, times = now_s() - start_s, read_cpu_s(os.getpid()) - cpu_s, cpu.read()
-    lost = None if times is None else cpu_result([RankCpu(times, place=0, cores=usable_cores(), threads=1)])
+    wall_s, cpu_s = now_s() - start_s, read_cpu_s(os.getpid()) - cpu_s
+    lost = None if cpu is None else cpu_result([RankCpu(cpu.read(), place=0, cores=usable_cores(), threads=1)])
     return LoaderMeasurement(images, wall_s, cpu_s, lost_cpu=0.0 if lost is None else lost.share)
 
 

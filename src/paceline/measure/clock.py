@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, final
 
 from paceline.core.errors import PacelineError
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, OTHER
-from paceline.measure.cpu import CpuTimer, CpuTimes, NoCpuTimer, build_cpu_timer
+from paceline.measure.cpu import CpuTimer, CpuTimes, build_cpu_timer
 
 __all__ = ["EPOCH_BOUNDARY", "Clock", "NullClock", "StageClock", "build_clock"]
 
@@ -199,22 +199,8 @@ class HostOnlyTimer:
         return host
 
 
-class Event(Protocol):
-    """The part of `torch.cuda.Event(enable_timing=True)` that is used."""
-
-    def record(self) -> None:
-        """Mark the end of the queued work on the calling thread's current stream."""
-        ...
-
-    def query(self) -> bool:
-        """Return whether the device has reached the mark, without waiting."""
-        ...
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds from this mark to `end_event`; both must have been reached."""
-        ...
-
-
+Event = Any
+"""A `torch.cuda.Event(enable_timing=True)`, which is not imported here."""
 Span = tuple[str, Event, Event]
 
 
@@ -311,7 +297,7 @@ def _is_starved(spans: list[Span]) -> bool:
     # one before `other`, which queues almost no work.
     for stage, _, end in reversed(spans):
         if stage != OTHER:
-            return end.query()
+            return bool(end.query())
     return False
 
 
@@ -405,7 +391,7 @@ class _Pause:
         clock._open = self.name
         self._device.synchronize()
         self._start_s = self._now()
-        clock._cpu.pause()
+        clock._pause_cpu()
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._clock._count_cpu()
@@ -439,7 +425,7 @@ class StageClock:
         assert warmup_steps >= 0, f"warmup_steps: {warmup_steps}"
         self._warmup_left = warmup_steps
         self._device: DeviceTimer = HostOnlyTimer() if device is None else device
-        self._cpu: CpuTimer = NoCpuTimer() if cpu is None else cpu
+        self._cpu = cpu
         self._now = now
         self._stages: dict[str, _Stage] = {}
         self._pauses: dict[str, _Pause] = {}
@@ -511,7 +497,7 @@ class StageClock:
             # A loop that is left early may drop this generator at any time, even inside of another stage.
             if self._open == "":
                 self._open, start_s = EPOCH_BOUNDARY, self._now()
-                self._cpu.pause()
+                self._pause_cpu()
                 del iterator  # ends the workers
                 self._count_cpu()
                 boundary.take(self._now() - start_s)
@@ -566,7 +552,7 @@ class StageClock:
             recent=device.recent,
             after_pause=tuple(self._after_pause),
             starved=device.num_starved / num_steps if num_steps else 0.0,
-            cpu=self._cpu.read(),
+            cpu=self._cpu.read() if self._cpu else None,
         )
 
     @property
@@ -575,8 +561,12 @@ class StageClock:
         return self._open
 
     def _count_cpu(self) -> None:
-        if self._warmup_left == 0:
+        if self._cpu is not None and self._warmup_left == 0:
             self._cpu.resume()
+
+    def _pause_cpu(self) -> None:
+        if self._cpu is not None:
+            self._cpu.pause()
 
     def _new_stage(self, name: str) -> _Stage:
         assert name, "a stage has a name"

@@ -1,4 +1,4 @@
-"""CPU time of this process, of other processes and of each core, and how much of it contention took from the ranks.
+"""CPU time of this process and of others, and how much of it contention took from the ranks.
 
 A rank wants a CPU while its threads, and those of its loader workers, run or wait in a run queue; the kernel counts
 both in /proc/PID/schedstat (https://docs.kernel.org/scheduler/sched-stats.html). Other processes used what all
@@ -15,7 +15,7 @@ import resource
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, Self, final
+from typing import Final, Self, final
 
 from paceline.core.host import INFINITY, CgroupLimits, find_limits
 from paceline.core.process import PROC, cpu_ticks, descendants, read_text_or_empty, tasks
@@ -27,66 +27,6 @@ _US: Final = 1e-6
 _BUSY: Final = (0, 1, 2, 5, 6)
 """Columns of a core in /proc/stat: user, nice, system, irq, softirq. Guest time is part of user: proc(5)."""
 _STOLEN: Final = 7
-
-
-class CoreTime(NamedTuple):
-    """Cumulative CPU seconds: used, and available."""
-
-    busy_s: float
-    available_s: float
-
-
-class ReadCoreTime(Protocol):
-    """Read cumulative CPU seconds."""
-
-    def __call__(self) -> CoreTime:
-        """Return the cumulative seconds."""
-        ...
-
-
-@dataclass(frozen=True)
-class ReadCores:
-    """CPU seconds of the cores with these `numbers` (none: all cores), used by any process."""
-
-    psutil: Any
-    numbers: Sequence[int]
-
-    def __call__(self) -> CoreTime:
-        """Return the cumulative seconds of these cores."""
-        cores = [core._asdict() for core in self.psutil.cpu_times(percpu=True)]
-        if self.numbers and max(self.numbers) < len(cores):  # else some are off, and the list does not say which
-            cores = [cores[number] for number in self.numbers]
-        # Time of guests is in user and nice already: proc(5), /proc/stat.
-        total_s = sum(s for core in cores for kind, s in core.items() if kind not in ("guest", "guest_nice"))
-        return CoreTime(total_s - sum(core["idle"] + core.get("iowait", 0.0) for core in cores), total_s)
-
-
-@dataclass(frozen=True)
-class ReadQuota:
-    """CPU seconds of a control group, and those that its quota allows."""
-
-    limits: CgroupLimits
-    now: Callable[[], float]
-
-    def __call__(self) -> CoreTime:
-        """Return the cumulative seconds of the group."""
-        return CoreTime(self.limits.cpu_s(), self.now() * self.limits.cores)
-
-
-def build_core_time_reader(
-    psutil: Any, numbers: Sequence[int], limits: CgroupLimits, now: Callable[[], float]
-) -> ReadCoreTime:
-    """Return a reader for the cores with these `numbers`, or for the quota if that is tighter."""
-    usable = len(numbers) or psutil.cpu_count() or 1
-    return ReadQuota(limits, now) if limits.cores < usable else ReadCores(psutil, numbers)
-
-
-def busy_share(before: CoreTime, after: CoreTime) -> float | None:
-    """Return the busy share between two readings, 0 to 1; None if the kernel's 10 ms clock has not advanced."""
-    available_s = after.available_s - before.available_s
-    if available_s <= 0:
-        return None
-    return min(1.0, max(0.0, (after.busy_s - before.busy_s) / available_s))  # a quota may be exceeded for a moment
 
 
 @dataclass(frozen=True)
@@ -149,39 +89,9 @@ class CpuTimes:
         )
 
 
-class CpuTimer(Protocol):
+@final
+class CpuTimer:
     """Count CPU times between `resume` and `pause`, in any order of calls; initially paused."""
-
-    def resume(self) -> None:
-        """Start counting."""
-        ...
-
-    def pause(self) -> None:
-        """Stop counting."""
-        ...
-
-    def read(self) -> CpuTimes | None:
-        """Return the counts so far, without stopping; None if unknown."""
-        ...
-
-
-@final
-class NoCpuTimer:
-    """Count nothing."""
-
-    def resume(self) -> None:
-        """Do nothing."""
-
-    def pause(self) -> None:
-        """Do nothing."""
-
-    def read(self) -> None:
-        """Return None."""
-
-
-@final
-class ContentionTimer:
-    """Count CPU times from samples at the ends of each interval."""
 
     def __init__(self, sample: Callable[[], CpuSample]) -> None:
         self._sample = sample
@@ -195,12 +105,10 @@ class ContentionTimer:
 
     def pause(self) -> None:
         """Stop counting."""
-        if self._before is not None:
-            self._times = self._times.plus(CpuTimes.between(self._before, self._sample()))
-            self._before = None
+        self._times, self._before = self.read(), None
 
     def read(self) -> CpuTimes:
-        """Return the counts so far."""
+        """Return the counts so far, without stopping."""
         if self._before is None:
             return self._times
         return self._times.plus(CpuTimes.between(self._before, self._sample()))
@@ -232,12 +140,12 @@ class ProcSampler:
         )
 
 
-def build_cpu_timer(proc: Path = PROC) -> CpuTimer:
-    """Return the CPU timer of this rank; one that counts nothing without /proc/PID/schedstat."""
+def build_cpu_timer(proc: Path = PROC) -> CpuTimer | None:
+    """Return the CPU timer of this rank, None without /proc/PID/schedstat."""
     # Without schedstat (CONFIG_SCHED_INFO) waiting threads look like sleeping ones.
     if not hasattr(os, "sched_getaffinity") or not _threads(os.getpid(), proc):
-        return NoCpuTimer()
-    return ContentionTimer(ProcSampler(os.sched_getaffinity(0), find_limits(), proc))
+        return None
+    return CpuTimer(ProcSampler(os.sched_getaffinity(0), find_limits(), proc))
 
 
 def core_ticks(cores: Collection[int], proc: Path = PROC) -> tuple[int, int]:

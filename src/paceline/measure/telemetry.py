@@ -6,12 +6,11 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeVar, final
+from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, final
 
 from paceline.core.host import CgroupLimits, find_limits
 from paceline.core.process import cpu_ticks, descendants
 from paceline.core.units import Duration
-from paceline.measure.cpu import CoreTime, build_core_time_reader, busy_share
 from paceline.measure.throughput import unix_s
 from paceline.measure.timer import now_s
 
@@ -29,27 +28,21 @@ WriteRow = Callable[[dict[str, Any]], None]
 """Write a row: `unix_s`, the values of `NodeSampler.sample`, and in `gpus` the rows of `NvmlSampler.sample`."""
 
 
-class GpuSampler(Protocol):
-    """Sample GPUs."""
+class CoreTime(NamedTuple):
+    """Cumulative CPU seconds: used, and available."""
 
-    def sample(self) -> list[dict[str, Any]]:
-        """Return a row per GPU; unknown values are left out."""
-        ...
-
-    def close(self) -> None:
-        """Release the library."""
-        ...
+    busy_s: float
+    available_s: float
 
 
-class NoGpuSampler:
-    """For nodes without GPUs, and runs that use none."""
-
-    def sample(self) -> list[dict[str, Any]]:
-        """Return no rows."""
-        return []
-
-    def close(self) -> None:
-        """Do nothing."""
+def read_core_time(psutil: Any, numbers: Sequence[int]) -> CoreTime:
+    """Return the CPU seconds of the cores with these `numbers` (none: all cores), used by any process."""
+    cores = [core._asdict() for core in psutil.cpu_times(percpu=True)]
+    if numbers and max(numbers) < len(cores):  # else some are off, and the list does not say which
+        cores = [cores[number] for number in numbers]
+    # Time of guests is in user and nice already: proc(5), /proc/stat.
+    total_s = sum(s for core in cores for kind, s in core.items() if kind not in ("guest", "guest_nice"))
+    return CoreTime(total_s - sum(core["idle"] + core.get("iowait", 0.0) for core in cores), total_s)
 
 
 @final
@@ -59,7 +52,7 @@ class NvmlSampler:
     def __init__(self, nvml: Any, handles: Mapping[int, Any]) -> None:
         self._nvml = nvml
         self._handles = dict(handles)
-        self._names = {index: _read_or_none(nvml, nvml.nvmlDeviceGetName, handle) for index, handle in handles.items()}
+        self._names = {index: _read_or_none(nvml.nvmlDeviceGetName, handle) for index, handle in handles.items()}
 
     def sample(self) -> list[dict[str, Any]]:
         """Return a row per GPU; `utilisation` is the share of up to a second in which any kernel ran, 0 to 1."""
@@ -67,47 +60,49 @@ class NvmlSampler:
 
     def close(self) -> None:
         """Release the library."""
-        _read_or_none(self._nvml, self._nvml.nvmlShutdown)
+        _read_or_none(self._nvml.nvmlShutdown)
 
     def _row(self, index: int, handle: Any) -> dict[str, Any]:
         nvml = self._nvml
-        rates = _read_or_none(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-        power_mw = _read_or_none(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
-        memory = _read_or_none(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        rates = _read_or_none(nvml.nvmlDeviceGetUtilizationRates, handle)
+        power_mw = _read_or_none(nvml.nvmlDeviceGetPowerUsage, handle)
+        memory = _read_or_none(nvml.nvmlDeviceGetMemoryInfo, handle)
         row = {
             "index": index,
             "name": self._names[index],
             "utilisation": None if rates is None else rates.gpu / 100,
             "power_w": None if power_mw is None else power_mw / 1000,
-            "sm_clock_mhz": _read_or_none(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "sm_clock_mhz": _read_or_none(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             "memory_used_bytes": None if memory is None else memory.used,
             "memory_total_bytes": None if memory is None else memory.total,
-            "temperature_c": _read_or_none(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "temperature_c": _read_or_none(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         }
         return {name: value for name, value in row.items() if value is not None}
 
 
-def build_gpu_sampler(wanted: Sequence[int] | Literal["all"], load: Callable[[str], Any]) -> tuple[GpuSampler, str]:
-    """Return the sampler of the `wanted` GPUs (NVML's indices), and the reason if it samples none."""
+def build_gpu_sampler(
+    wanted: Sequence[int] | Literal["all"], load: Callable[[str], Any]
+) -> tuple[NvmlSampler | None, str]:
+    """Return the sampler of the `wanted` GPUs (NVML's indices), or None and the reason."""
     if not wanted:
-        return NoGpuSampler(), ""
+        return None, ""
     try:
         nvml = load("pynvml")
     except ImportError:
-        return NoGpuSampler(), "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
+        return None, "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
     try:
         nvml.nvmlInit()
         indices = range(nvml.nvmlDeviceGetCount()) if wanted == "all" else wanted
-        handles = {index: _read_or_none(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in indices}
+        handles = {index: _read_or_none(nvml.nvmlDeviceGetHandleByIndex, index) for index in indices}
     except nvml.NVMLError as error:
-        return NoGpuSampler(), f"NVML: {error}"
+        return None, f"NVML: {error}"
     return NvmlSampler(nvml, {index: handle for index, handle in handles.items() if handle is not None}), ""
 
 
-def _read_or_none(nvml: Any, read: Callable[..., Any], *arguments: Any) -> Any:
+def _read_or_none(read: Callable[..., T], *arguments: Any) -> T | None:
     try:
         return read(*arguments)
-    except nvml.NVMLError:
+    except Exception:  # psutil and NVML raise nearly anything on kernels, containers and GPUs that lack a value
         return None
 
 
@@ -132,12 +127,13 @@ class NodeSampler:
     ) -> None:
         self._psutil, self._limits, self._now, self._sys = psutil, limits, now, sys
         self._pids, self._ticks_per_s = tuple(ranks), os.sysconf("SC_CLK_TCK")
-        found = (_read_or_empty(psutil.Process, pid) for pid in ranks)
+        found = (_read_or_none(psutil.Process, pid) for pid in ranks)
         self._ranks = [rank for rank in found if rank is not None]
         numbers = sorted(
-            {core for rank in self._ranks for core in _read_or_empty(lambda rank=rank: rank.cpu_affinity()) or ()}
+            {core for rank in self._ranks for core in _read_or_none(lambda rank=rank: rank.cpu_affinity()) or ()}
         )
-        self._cpu = build_core_time_reader(psutil, numbers, limits, now)
+        self._cores = numbers
+        self._has_tight_quota = limits.cores < (len(numbers) or psutil.cpu_count() or 1)
         self._before = self._count()
 
     def sample(self) -> dict[str, Any]:
@@ -151,11 +147,7 @@ class NodeSampler:
         before, self._before = self._before, self._count()
         after = self._before
         passed_s = after.at_s - before.at_s
-        row = {
-            "cpu": _busy_share(before.cpu, after.cpu),
-            "others_cpu": _other_processes_share(before, after),
-            **self._memory(),
-        }
+        row = {**_cpu_shares(before, after), **self._memory()}
         if passed_s > 0:
             row |= {
                 name: round(moved / passed_s) for name, moved in _bytes_moved(before.counters, after.counters).items()
@@ -166,19 +158,24 @@ class NodeSampler:
         own_s = sum(cpu_ticks(pid) for rank in self._pids for pid in (rank, *descendants(rank))) / self._ticks_per_s
         return _NodeSample(
             self._now(),
-            _read_or_empty(self._cpu),
+            _read_or_none(self._core_time),
             own_s,
-            {**(_read_or_empty(self._disks) or {}), **(_read_or_empty(self._network) or {})},
+            {**(_read_or_none(self._disks) or {}), **(_read_or_none(self._network) or {})},
         )
 
+    def _core_time(self) -> CoreTime:
+        if self._has_tight_quota:
+            return CoreTime(self._limits.cpu_s(), self._now() * self._limits.cores)
+        return read_core_time(self._psutil, self._cores)
+
     def _memory(self) -> dict[str, int | None]:
-        machine = _read_or_empty(self._psutil.virtual_memory)
+        machine = _read_or_none(self._psutil.virtual_memory)
         used_bytes, total_bytes = (machine.total - machine.available, machine.total) if machine else (None, None)
         if machine and self._limits.memory_bytes < machine.total:
-            used_bytes, total_bytes = _read_or_empty(self._limits.used_memory_bytes), round(self._limits.memory_bytes)
+            used_bytes, total_bytes = _read_or_none(self._limits.used_memory_bytes), round(self._limits.memory_bytes)
         # Without loader workers: they share most memory with their rank, and separating it takes the kernel longer than
         # all other values together.
-        resident = [_read_or_empty(rank.memory_info) for rank in self._ranks]
+        resident = [_read_or_none(rank.memory_info) for rank in self._ranks]
         ranks_bytes = sum(each.rss for each in resident if each)
         return {
             "memory_bytes": used_bytes,
@@ -209,17 +206,18 @@ class NodeSampler:
         return physical or known
 
 
-def _busy_share(before: CoreTime | None, after: CoreTime | None) -> float | None:
-    busy = busy_share(before, after) if before and after else None
-    return None if busy is None else round(busy, 4)
-
-
-def _other_processes_share(before: _NodeSample, after: _NodeSample) -> float | None:
-    if before.cpu is None or after.cpu is None or not before.own_s:
-        return None
+def _cpu_shares(before: _NodeSample, after: _NodeSample) -> dict[str, float]:
+    if before.cpu is None or after.cpu is None:
+        return {}
     available_s = after.cpu.available_s - before.cpu.available_s
-    others_s = after.cpu.busy_s - before.cpu.busy_s - max(0.0, after.own_s - before.own_s)
-    return round(min(1.0, max(0.0, others_s / available_s)), 4) if available_s > 0 else None
+    if available_s <= 0:  # the kernel's 10 ms clock has not advanced
+        return {}
+    busy_s = after.cpu.busy_s - before.cpu.busy_s
+    seconds = {"cpu": busy_s}
+    if before.own_s:
+        seconds["others_cpu"] = busy_s - max(0.0, after.own_s - before.own_s)
+    # A quota may be exceeded for a moment.
+    return {name: round(min(1.0, max(0.0, used_s / available_s)), 4) for name, used_s in seconds.items()}
 
 
 def _bytes_moved(before: Counters, after: Counters) -> dict[str, int]:
@@ -231,65 +229,19 @@ def _bytes_moved(before: Counters, after: Counters) -> dict[str, int]:
     }
 
 
-def _read_or_empty(read: Callable[..., T], *arguments: Any) -> T | None:
-    try:
-        return read(*arguments)
-    except Exception:  # psutil raises nearly anything on kernels and containers without some file of /proc
-        return None
-
-
-class Telemetry(Protocol):
-    """Sample the node between `start` and `close`; also a context manager."""
-
-    missing: str
-    """What is not sampled though requested, and why; usually ""."""
-
-    def start(self) -> None:
-        """Start sampling."""
-        ...
-
-    def close(self) -> None:
-        """Take a last sample and stop."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-
-@final
-class NoTelemetry:
-    """Sample nothing."""
-
-    def __init__(self, missing: str = "") -> None:
-        self.missing = missing
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
 @final
 class NodeTelemetry:
     """Sample `node` and `gpus` every `every_s` seconds, and pass the row to `write`, which may raise `OSError`.
 
     The interval doubles after each `SAMPLES_PER_DOUBLING` samples, counting `samples_before` of earlier processes. Rows
-    that cannot be written give one `warn`, from the sampling thread. `close` takes a last sample, and waits up to
-    `last_sample_s` seconds for it.
+    that cannot be written give one `warn`, from the sampling thread. The end of the context takes a last sample, and
+    waits up to `last_sample_s` seconds for it. `missing` is what is not sampled though requested, and why.
     """
 
     def __init__(
         self,
         node: NodeSampler,
-        gpus: GpuSampler,
+        gpus: NvmlSampler | None,
         every_s: float,
         write: WriteRow,
         warn: Callable[[str], None],
@@ -308,24 +260,16 @@ class NodeTelemetry:
         # A daemon: a driver that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="paceline-telemetry", daemon=True)
 
-    def start(self) -> None:
-        """Start sampling."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Take a last sample and stop."""
-        self._closes.set()
-        self._thread.join(self._last_sample_s)
-
     def __enter__(self) -> Self:
-        self.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._closes.set()
+        self._thread.join(self._last_sample_s)
 
     def _run(self) -> None:
-        with contextlib.closing(self._gpus):
+        with contextlib.closing(self._gpus) if self._gpus else contextlib.nullcontext():
             sampled_s = self._now()
             while not self._closes.wait(sample_interval_s(self._every_s, self._num_samples)):
                 sampled_s = self._now()
@@ -336,7 +280,7 @@ class NodeTelemetry:
 
     def _write_sample(self) -> None:
         self._num_samples += 1
-        row = {"unix_s": round(unix_s(), 3), **self._node.sample(), "gpus": self._gpus.sample()}
+        row = {"unix_s": round(unix_s(), 3), **self._node.sample(), "gpus": self._gpus.sample() if self._gpus else []}
         try:
             self._write(row)
         except OSError as error:
@@ -360,18 +304,14 @@ def build_telemetry(
     gpus: Sequence[int] | Literal["all"] = "all",
     samples_before: int = 0,
     load: Callable[[str], Any] = importlib.import_module,
-) -> Telemetry:
-    """Return the telemetry of this node; none if `measure.telemetry` is off or psutil is not installed.
+) -> NodeTelemetry | None:
+    """Return the telemetry of this node, None if `measure.telemetry` is off.
 
     `ranks` are the process ids of the run's ranks on this node (none: this process), `gpus` NVML's indices of the GPUs
     to sample; `samples_before` counts rows that earlier processes of the run wrote. `load` imports a module by name.
     """
     if every == "off":
-        return NoTelemetry()
-    try:
-        psutil = load("psutil")
-    except ImportError:
-        return NoTelemetry("psutil is not installed (pip install 'paceline[telemetry]')")
+        return None
     gpu_sampler, missing = build_gpu_sampler(gpus, load)
-    node = NodeSampler(psutil, ranks or (os.getpid(),), find_limits(), now_s)
+    node = NodeSampler(load("psutil"), ranks or (os.getpid(),), find_limits(), now_s)
     return NodeTelemetry(node, gpu_sampler, every.seconds, write, warn, missing=missing, samples_before=samples_before)

@@ -144,7 +144,7 @@ def _explain_no_telemetry(run: RunData) -> str:
     every = run.settings.get("measure.telemetry", "")
     if every == "off":
         return "The machine was not recorded: measure.telemetry is off."
-    why = _recorded_reason(run) or f"psutil is not installed, or the run ended before the first sample ({every})"
+    why = _recorded_reason(run) or f"the run ended before the first sample ({every})"
     return f"The machine was not recorded: {why}."
 
 

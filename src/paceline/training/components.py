@@ -224,7 +224,7 @@ def build_trainer(
             precision, strategy, training_state.average, bad_images, process.should_stop_evaluation
         ),
         save_state=CheckpointSaver(
-            training_state, outputs.checkpoint_values, outputs.writer, lambda: outputs.goodput.time_spent(clock.drain())
+            training_state, outputs.checkpoint_values, outputs.writer, lambda: outputs.time_spent(clock.drain())
         ),
         coordinator=StepCoordinator(
             consensus,

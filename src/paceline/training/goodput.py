@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -26,7 +26,7 @@ from paceline.core.results import GoodputResult, Status
 from paceline.core.run_dir import RunDir, read_lines, write_atomic
 from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, TRACE
 from paceline.core.units import count
-from paceline.core.world import NO_JOB, BatchJob, World
+from paceline.core.world import NO_JOB, BatchJob
 from paceline.measure.clock import ClockSummary
 from paceline.measure.throughput import unix_s
 
@@ -177,38 +177,8 @@ def compute_goodput(
     return GoodputResult(share=share, wall_s=wall_s, starts=len(attempts), **parts)
 
 
-class GoodputTracker(Protocol):
-    """Record this process, and compute the goodput of the run."""
-
-    def time_spent(self, summary: ClockSummary) -> TimeSpent:
-        """Return the time to store in the saved state."""
-        ...
-
-    def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult | None:
-        """Return the goodput so far, None on ranks other than 0; `finish_s` of `trained_s` came after `summary`."""
-        ...
-
-    def end(self, step: int, trained_s: float, status: Status) -> None:
-        """Record the end of this process after `step` steps."""
-        ...
-
-
-class NoGoodputTracker:
-    """For ranks other than 0."""
-
-    def time_spent(self, summary: ClockSummary) -> TimeSpent:
-        """Return zero times: rank 0 saves its own."""
-        return TimeSpent()
-
-    def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> None:
-        """Return None."""
-
-    def end(self, step: int, trained_s: float, status: Status) -> None:
-        """Do nothing."""
-
-
-class FileGoodputTracker:
-    """Records in `attempts.jsonl`; the last of `attempts` is this process."""
+class GoodputTracker:
+    """Record this process, the last of `attempts`, in `attempts.jsonl`, and compute the goodput of the run."""
 
     def __init__(
         self, path: Path, attempts: Sequence[Attempt], spent_before: TimeSpent, now: Callable[[], float]
@@ -223,14 +193,14 @@ class FileGoodputTracker:
         return self._spent_before.plus(summary)
 
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult:
-        """Return the goodput so far."""
+        """Return the goodput so far; `finish_s` of `trained_s` came after `summary`."""
         attempts = self._attempts_until_now(0, trained_s, "completed")
         paused_s = sum(summary.pauses.get(name, 0.0) for name in (TRACE, CAPTURE))
         no_step_s = summary.unfinished_s + paused_s + finish_s
         return compute_goodput(attempts, trained_s, self.time_spent(summary), no_step_s)
 
     def end(self, step: int, trained_s: float, status: Status) -> None:
-        """Write the end of this process."""
+        """Write the end of this process after `step` steps."""
         # If the disk is full, the next process estimates the end.
         with contextlib.suppress(OSError):
             _write_attempts(self._path, self._attempts_until_now(step, trained_s, status))
@@ -242,7 +212,7 @@ class FileGoodputTracker:
 
 def build_goodput_tracker(
     rundir: RunDir,
-    world: World,
+    world_size: int,
     *,
     from_step: int,
     trained_s: float,
@@ -254,13 +224,11 @@ def build_goodput_tracker(
     warn: Callable[[str], None] = lambda message: None,
     now: Callable[[], float] = unix_s,
 ) -> GoodputTracker:
-    """Record on rank 0 that training begins, `startup_s` seconds after the start of this process.
+    """Record that training begins, `startup_s` seconds after the start of this process; call it on rank 0 only.
 
     Call it before the rows of lost steps are dropped from `steps.jsonl`. `now` and the run's first start,
     `first_started_s`, are seconds since 1970. Raise `RecipeError` if the file cannot be written.
     """
-    if not world.is_main:
-        return NoGoodputTracker()
     attempts = estimate_last_end(read_attempts(rundir.attempts, warn), rundir, trained_s)
     started_s = now() - startup_s
     start = AttemptStart(
@@ -269,7 +237,7 @@ def build_goodput_tracker(
         startup_s=startup_s,
         from_step=from_step,
         trained_s=trained_s,
-        world_size=world.world_size,
+        world_size=world_size,
         host=os.uname().nodename,
         pid=os.getpid(),
         launch=launch,
@@ -282,7 +250,7 @@ def build_goodput_tracker(
         _write_attempts(rundir.attempts, attempts)
     except OSError as error:
         raise RecipeError(f"--run-dir: {rundir.path} cannot be written to: {error.strerror} (name another)") from None
-    return FileGoodputTracker(rundir.attempts, attempts, spent_before, now)
+    return GoodputTracker(rundir.attempts, attempts, spent_before, now)
 
 
 def _number_or_zero(row: Mapping[str, Any], name: str) -> float:

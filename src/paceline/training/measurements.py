@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from paceline.measure import Clock, ClockSummary, build_clock
 from paceline.measure.chrome_trace import merge_traces
 from paceline.measure.clock import RECENT_STEPS
 from paceline.measure.cpu import CpuTimes, RankCpu, cpu_result
-from paceline.measure.memory import peak_memory
 from paceline.measure.profiler import MarkedClock, NvtxMarks, ProfilerMarks, TraceMarks
 from paceline.measure.straggler import RankTimes, communication_result, find_straggler
 from paceline.measure.throughput import unix_s
@@ -163,6 +163,13 @@ def compute_host_to_device(copied: TransferStats, accumulate: int) -> HostToDevi
         copy_s=copied_bytes / rate if rate else None,
         bytes_per_s=rate,
     )
+
+
+def peak_memory(device: torch.device) -> MemoryResult:
+    """Return the peak memory of this process in bytes: its resident set, and what torch reserved on a GPU."""
+    host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux (getrusage(2))
+    device_bytes = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
+    return MemoryResult(host_bytes=host_bytes, device_bytes=device_bytes)
 
 
 def trace_file_name(rank: int) -> str:

@@ -11,13 +11,14 @@ import torch
 
 from paceline.core.run_dir import RunDir, append_line, read_lines
 from paceline.data.sources.fingerprint import digest_datasets
-from paceline.measure.telemetry import Telemetry, build_telemetry
+from paceline.measure.clock import ClockSummary
+from paceline.measure.telemetry import NodeTelemetry, build_telemetry
 from paceline.measure.throughput import RunTimer, steady_unix_s
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plugins import code_identity
 from paceline.training.checkpoint import CheckpointStorage, CheckpointWriter, KeepPolicy
 from paceline.training.context import RunContext
-from paceline.training.goodput import GoodputTracker, NoGoodputTracker, build_goodput_tracker
+from paceline.training.goodput import GoodputTracker, TimeSpent, build_goodput_tracker
 from paceline.training.logging.base import SinkGroup, drop_records_after
 from paceline.training.logging.build import build_sinks
 from paceline.training.lr_schedule import sample_lr_points
@@ -31,8 +32,8 @@ from paceline.training.trained_dataset import TrainedDataset
 
 def start_telemetry(
     context: RunContext, process: RunProcess, strategy: Strategy, warn: Callable[[str], None]
-) -> Telemetry:
-    """Return the telemetry sampler, which runs on one rank per node. Collective."""
+) -> NodeTelemetry | None:
+    """Return the telemetry sampler, None except on one rank per node. Collective."""
     # Number nodes by their lowest rank: a launcher may distribute ranks in any order.
     world = context.world
     host = zlib.crc32(os.uname().nodename.encode())
@@ -57,9 +58,13 @@ class RunOutputs:
     sinks: SinkGroup
     writer: CheckpointWriter | None
     checkpoint_values: Mapping[str, Any]
-    goodput: GoodputTracker
+    goodput: GoodputTracker | None
     log_bad_image: Callable[[dict[str, str | int]], None]
     provenance: Mapping[str, Any]
+
+    def time_spent(self, summary: ClockSummary) -> TimeSpent:
+        """Return the time to store in the saved state; zero on ranks other than 0, as rank 0 saves its own."""
+        return self.goodput.time_spent(summary) if self.goodput else TimeSpent()
 
 
 def build_run_outputs(
@@ -76,11 +81,11 @@ def build_run_outputs(
     origin: dict[str, Any] = {**({"own_parts": plugins} if plugins else {}), **initial_weights}
     checkpoint_values: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": context.world.world_size, **origin}
     if not context.world.is_main:
-        return RunOutputs(SinkGroup(()), None, checkpoint_values, NoGoodputTracker(), lambda row: None, origin)
+        return RunOutputs(SinkGroup(()), None, checkpoint_values, None, lambda row: None, origin)
     check_disk(rundir, section, estimate_checkpoint_bytes(training_state, recipe.optim), process.warn)
     goodput = build_goodput_tracker(
         rundir,
-        context.world,
+        context.world.world_size,
         from_step=state.step,
         trained_s=state.trained_s,
         spent_before=state.spent,

@@ -122,7 +122,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
         with (
             contextlib.closing(outputs.writer) if outputs.writer else contextlib.nullcontext(),
             contextlib.closing(services.consensus),
-            start_telemetry(context, process, strategy, outputs.sinks.warned) as telemetry,
+            start_telemetry(context, process, strategy, outputs.sinks.warned) or contextlib.nullcontext() as telemetry,
         ):
             meter = build_meter(context, process, training_state, outputs)
             trainer = build_trainer(context, process, prepared, services, meter, outputs)
@@ -162,10 +162,11 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 **process.invocation.provenance,
                 **outputs.provenance,
                 **_stop_signal(status, process),
-                **({"telemetry_missing": telemetry.missing} if telemetry.missing else {}),
+                **({"telemetry_missing": telemetry.missing} if telemetry and telemetry.missing else {}),
             },
         )
-        outputs.goodput.end(state.step, timer.elapsed_s, status)
+        if outputs.goodput is not None:
+            outputs.goodput.end(state.step, timer.elapsed_s, status)
         if world.is_main:
             _write_result(result, process)
             outputs.sinks.finished(result)

@@ -24,7 +24,7 @@ NOTES = {
     "attempts.jsonl": "Checkpoints",
     "warnings.jsonl": "No warnings were logged.",
     "bad_images.jsonl": "Reliability",
-    "telemetry.node0.jsonl": "The machine was not recorded: psutil is not installed",
+    "telemetry.node0.jsonl": "The machine was not recorded: the run ended before the first sample",
     "worst/worst.json": "No misclassified image was saved",
     "profile.json": "with free data",
 }

@@ -10,12 +10,11 @@ import pytest
 from paceline.core.errors import RecipeError
 from paceline.core.results import GoodputResult
 from paceline.core.run_dir import RunDir
-from paceline.core.world import BatchJob, World
+from paceline.core.world import BatchJob
 from paceline.measure.clock import ClockSummary, StageTotal
 from paceline.training.goodput import (
     Attempt,
     AttemptStart,
-    NoGoodputTracker,
     TimeSpent,
     build_goodput_tracker,
     compute_goodput,
@@ -50,7 +49,7 @@ class Story:
         self.step, self.trained_s, before = self.kept
         self.ledger = build_goodput_tracker(
             self.rundir,
-            World.single(),
+            1,
             from_step=self.step,
             trained_s=self.trained_s,
             spent_before=before,
@@ -264,11 +263,9 @@ def test_the_ledger_says_who_trained_from_where_and_how_it_ended(story: Story) -
 def test_attempts_have_the_batch_job_and_its_restarts(tmp_path: Path) -> None:
     options = {"from_step": 0, "trained_s": 0.0, "spent_before": TimeSpent(), "startup_s": 1.0}
     for restarts in (0, 1):
-        ledger = build_goodput_tracker(
-            RunDir(tmp_path), World.single(), **options, batch_job=BatchJob("4711", restarts)
-        )
+        ledger = build_goodput_tracker(RunDir(tmp_path), 1, **options, batch_job=BatchJob("4711", restarts))
         ledger.end(10, 20.0, "preempted")
-    build_goodput_tracker(RunDir(tmp_path), World.single(), **options)
+    build_goodput_tracker(RunDir(tmp_path), 1, **options)
     starts = [attempt.start for attempt in read_attempts(tmp_path / "attempts.jsonl")]
     assert [(start.job_id, start.job_restarts) for start in starts] == [("4711", 0), ("4711", 1), ("", 0)]
 
@@ -295,19 +292,11 @@ def test_an_end_that_cannot_be_written_is_left_to_the_next_process(story: Story,
     assert story.rundir.attempts.read_text() == text
 
 
-def test_only_rank_0_has_a_ledger(tmp_path: Path) -> None:
-    options = {"from_step": 0, "trained_s": 0.0, "spent_before": TimeSpent(), "startup_s": 1.0}
-    ledger = build_goodput_tracker(RunDir(tmp_path), World(rank=1, world_size=2), **options)
-    assert isinstance(ledger, NoGoodputTracker) and ledger.goodput(1.0, summary(steps=2), 0.0) is None
-    ledger.end(1, 1.0, "completed")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_folder_that_is_gone_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"cannot be written to: No such file or directory \(name another\)$"):
         build_goodput_tracker(
             RunDir(tmp_path / "gone"),
-            World.single(),
+            1,
             from_step=0,
             trained_s=0.0,
             spent_before=TimeSpent(),

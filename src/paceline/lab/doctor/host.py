@@ -30,8 +30,8 @@ from paceline.lab.doctor.check import (
 )
 from paceline.lab.doctor.network import check_gloo, check_host_name, check_launcher, check_port
 from paceline.measure.bottleneck import LOST_CPU_SHARE
-from paceline.measure.cpu import ReadCores
 from paceline.measure.machine import read_driver_version
+from paceline.measure.telemetry import read_core_time
 from paceline.parallel.environ import count_gpus, has_own_gpu
 
 _SAMPLE_S: Final = 0.5
@@ -112,11 +112,10 @@ def check_cores(host: HostContext) -> Outcome:
 
 def check_load(host: HostContext) -> Outcome:
     """Check how many of the usable cores other processes, and other virtual machines, keep busy."""
-    cores = sorted(os.sched_getaffinity(0))
-    read_cores = ReadCores(host.import_module("psutil"), cores)
-    before, own_before_s = read_cores(), _read_own_cpu_s(host)
+    psutil, cores = host.import_module("psutil"), sorted(os.sched_getaffinity(0))
+    before, own_before_s = read_core_time(psutil, cores), _read_own_cpu_s(host)
     threading.Event().wait(_SAMPLE_S)
-    after, own_after_s = read_cores(), _read_own_cpu_s(host)
+    after, own_after_s = read_core_time(psutil, cores), _read_own_cpu_s(host)
     available_s = after.available_s - before.available_s
     if available_s <= 0:
         return ok("not reported by the kernel")

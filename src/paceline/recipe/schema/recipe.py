@@ -70,7 +70,7 @@ class Measure(Section):
     """Mark steps and stages as NVTX ranges for Nsight Systems; the range `PROFILE` begins after the measurement
     warm-up. `ops` also marks each operation by torch's `emit_nvtx`, which slows steps down."""
     telemetry: TimeDuration | Off = "5s"
-    """How often to sample CPU, memory, GPU, disk and network, if psutil is installed."""
+    """How often to sample CPU, memory, GPU, disk and network."""
 
     @model_validator(mode="after")
     def _check_effect(self) -> Self:

@@ -70,7 +70,7 @@ def test_real_busy_processes_are_a_load() -> None:
 def test_what_paceline_uses_itself_is_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """All cores are busy for a second, of which this process had all."""
     seconds = iter([0.0, 0.0, 1.0 * len(CORES), 1.0 * len(CORES)])
-    monkeypatch.setattr(host, "ReadCores", lambda psutil, cores: lambda: host_time(next(seconds)))
+    monkeypatch.setattr(host, "read_core_time", lambda psutil, cores: host_time(next(seconds)))
     monkeypatch.setattr(host, "_read_own_cpu_s", lambda here: next(seconds))
     monkeypatch.setattr(host, "_SAMPLE_S", 0.0)
     state, found, _ = check_load(HostContext({}, Path()))
