@@ -104,8 +104,9 @@ def main() -> int:
     args = parser.parse_args()
     if args.collective:  # as a rank on a host
         from paceline.cli.allreduce import time_allreduce
+        from paceline.cli.options import ScaleOptions
 
-        return time_allreduce("auto", args.collective, as_json=True)
+        return time_allreduce(ScaleOptions(out=args.collective, as_json=True))
     caution = caution_of(os.getloadavg()[0], os.cpu_count() or 1)
     if caution:
         print(f"warning: {caution}", file=sys.stderr)

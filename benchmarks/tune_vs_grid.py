@@ -17,6 +17,7 @@ from typing import Any
 
 import record
 
+from paceline.cli.options import TuneOptions
 from paceline.cli.tune import tune
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import TuneResult
@@ -94,15 +95,7 @@ def searched(arguments: Sequence[str], folder: Path, steps: int, budget: int) ->
     """Return what the search has found, with single pairs, as the grid has single runs."""
     space = [f"{path}={','.join(str(value) for value in values)}" for path, values in SPACE.items()]
     code = tune(
-        list(arguments),
-        "1",
-        folder,
-        steps=steps,
-        repeats=1,
-        vary=space,
-        allow_batch=False,
-        budget=budget,
-        as_json=False,
+        TuneOptions(args=list(arguments), ranks="1", run_dir=folder, steps=steps, repeats=1, vary=space, budget=budget)
     )
     found = ExperimentDir(folder).read()
     assert code == 0 and isinstance(found, TuneResult)

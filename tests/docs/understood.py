@@ -11,7 +11,7 @@ import typer.core
 
 from paceline.cli.app import app
 from paceline.cli.args import split_recipe_args
-from paceline.cli.submit_args import parse_submit_args
+from paceline.cli.submit_jobs import parse_submit_args
 from paceline.cluster.site import load_site
 from paceline.lab.ladder_file import load_ladder
 from paceline.recipe.load import load

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from paceline.cli.options import ScaleOptions
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.tables import print_table
 from paceline.core.errors import WorldError
@@ -13,15 +14,18 @@ from paceline.recipe.load import DEFAULT, load
 from paceline.recipe.schema.train import Parallel
 
 
-def time_allreduce(ranks: str, out: Path | None, *, as_json: bool, oversubscribe: bool = False) -> int:
-    """Time all-reduces between the ranks of a job, or `ranks` ranks started here; return the exit code.
+def time_allreduce(options: ScaleOptions) -> int:
+    """Time all-reduces between the ranks of a job, or ranks started here; return the exit code.
 
     Raise `WorldError` for a single rank, or for a file that `--network` could not tell from a network's name.
     """
+    out = options.out
     if out is not None and (out.suffix != ".json" or "+" in str(out)):
         raise WorldError(f"--out: {out} looks like the name of a network (name a file such as net.json, without +)")
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, load(DEFAULT).recipe.parallel, oversubscribe=oversubscribe)
+    num_ranks = ranks_to_start(
+        options.rank_counts, world, load(DEFAULT).recipe.parallel, oversubscribe=options.oversubscribe
+    )
     if num_ranks < 2:
         raise WorldError("--ranks: a single rank sends nothing (set --ranks 2, or more)")
     if world.launcher == "single":
@@ -30,7 +34,7 @@ def time_allreduce(ranks: str, out: Path | None, *, as_json: bool, oversubscribe
     if world.is_main:
         if out is not None:
             write_measurement(result, out)
-        show_allreduce(result, out, as_json=as_json)
+        show_allreduce(result, out, as_json=options.as_json)
     return 0
 
 

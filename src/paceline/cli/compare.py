@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.cli.options import CompareOptions
 from paceline.cli.tables import print_rows, print_table
 from paceline.core.errors import PacelineError, RecipeError, suggest_similar
 from paceline.core.files import write_output
@@ -41,34 +42,33 @@ _FORMATS = (".html", ".md", ".json")
 _BELOW_CODE = 1
 
 
-def compare(
-    runs: list[Path], *, target: float | None, metric: str, fail_below: list[str], out: Path | None, as_json: bool
-) -> int:
+def compare(options: CompareOptions) -> int:
     """Run `paceline compare`; return the exit code, 1 if a group is below a threshold.
 
     `out` also gets the comparison, as its suffix says: .html, .md or .json.
     """
+    metric, out = options.metric, options.out
     if metric not in METRICS:
         raise RecipeError(
             f"--metric: {metric!r} is not known{suggest_similar(metric, METRICS)} (use {', '.join(METRICS)})"
         )
-    thresholds = parse_thresholds(fail_below, metric)
+    thresholds = parse_thresholds(options.fail_below, metric)
     if out is not None and out.suffix not in _FORMATS:
         raise RecipeError(f"--out: {out} has no known format (name a file ending in {', '.join(_FORMATS)})")
     # Two names of one folder are one run.
-    folders = list({folder.resolve(): folder for folder in (run.expanduser() for run in runs)}.values())
+    folders = list({folder.resolve(): folder for folder in (run.expanduser() for run in options.runs)}.values())
     if not folders:
         raise RecipeError("compare: no run was named (name two or more, such as runs/digits-*)")
     trained = [read_compared_run(folder, metric) for folder in folders]
-    result = compare_runs(trained, metric=metric, target=target, command=("paceline", *sys.argv[1:]))
+    result = compare_runs(trained, metric=metric, target=options.target, command=("paceline", *sys.argv[1:]))
     failures = check_thresholds(result, thresholds)
     result = result.model_copy(update={"failures": tuple(failures)})
-    if as_json:
+    if options.as_json:
         print(comparison_json(result))
     else:
         show_comparison(result, trained)
     if out is not None:
-        _write_comparison(result, trained, out.expanduser(), print_path=not as_json)
+        _write_comparison(result, trained, out.expanduser(), print_path=not options.as_json)
     for failure in failures:
         print(f"below: {printable_class_name(failure)}", file=sys.stderr)
     return _BELOW_CODE if failures else 0

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.submit_args import VERBS
+from paceline.cli.options import JOB_VERBS
 from paceline.core.errors import RecipeError
 from paceline.core.run_dir import is_run
 
@@ -69,8 +69,8 @@ def _argument_candidates(command: Any, before: Sequence[str], last: str) -> Iter
     metavars = [_NAME.findall(each.metavar or "") for each in command.params if each.param_type_name == "argument"]
     expected = metavars[min(len(before), len(metavars) - 1)] if metavars else []
     if "VERB" in expected:
-        yield from () if before else VERBS
-        before = before[1:] if before and before[0] in VERBS else before
+        yield from () if before else JOB_VERBS
+        before = before[1:] if before and before[0] in JOB_VERBS else before
     is_first = len(before) < len(metavars)
     if is_first and {"RECIPE", "NAME", "SRC"} & {*expected}:
         yield from _recipe_names()

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from paceline.cli.data_source import count_workers, read_source
+from paceline.cli.options import DataBenchOptions
 from paceline.cli.progress_output import build_data_progress
 from paceline.cli.tables import print_rows, print_table
 from paceline.core.dataset import ArraySource, Datasets, Source
@@ -73,57 +74,37 @@ class BenchResult:
         }
 
 
-@dataclass(frozen=True)
-class BenchRequest:
-    """Options of `paceline data bench` as typed."""
-
-    seconds: float
-    rounds: int
-    images: int
-    packs: bool
-    cold: bool
-
-
-def bench_data(
-    src: str | None,
-    overrides: list[str],
-    request: BenchRequest,
-    workers: str,
-    out: Path | None,
-    *,
-    own_code: bool = False,
-    as_json: bool,
-) -> int:
+def bench_data(options: DataBenchOptions) -> int:
     """Run `paceline data bench`, and return the exit code."""
-    num_workers = count_workers(workers)
-    data_request = read_source(src, overrides, own_code=own_code)
-    folder = _make_out_folder(out) if out else None
+    num_workers = count_workers(options.workers)
+    data_request = read_source(options.src, options.overrides, own_code=options.own_code)
+    folder = _make_out_folder(options.out) if options.out else None
     datasets = build_datasets(
         data_request.source, may_download=False, skip_bad=data_request.data.on_bad_image == "skip"
     )
     notes = [] if load_native() or isinstance(datasets.train, ArraySource) else [NATIVE_MISSING_MESSAGE]
     with contextlib.ExitStack() as resources:
         sources = {
-            _source_kind(datasets.train, data_request.source.name): _select_images(datasets, request.images).train
+            _source_kind(datasets.train, data_request.source.name): _select_images(datasets, options.images).train
         }
-        if request.packs and not isinstance(datasets.train, ArraySource | PackSource):
+        if options.packs and not isinstance(datasets.train, ArraySource | PackSource):
             packed, note = resources.enter_context(
-                _temporary_pack(_select_images(datasets, request.images), num_workers)
+                _temporary_pack(_select_images(datasets, options.images), num_workers)
             )
             sources |= {"pack": packed} if packed else {}
             notes += [note]
         plan = build_bench_plan(
             data_request.data,
             sources,
-            num_images=request.images,
-            seconds=request.seconds,
+            num_images=options.images,
+            seconds=options.seconds,
             workers=num_workers,
             is_recipe=data_request.is_recipe,
         )
-        rows = _measure_all(plan, request)
+        rows = _measure_all(plan, options)
     notes += _cold_cache_notes(plan, rows)
     result = BenchResult(data_request.name, plan, rows, notes, {"machine": describe_machine(), "workers": num_workers})
-    show_bench(result, as_json=as_json)
+    show_bench(result, as_json=options.as_json)
     if folder:
         write_atomic(folder / "bench.json", json.dumps(result.to_dict(), indent=2) + "\n")
     return 0
@@ -168,7 +149,7 @@ def _temporary_pack(datasets: Datasets, workers: int) -> Iterator[tuple[Source |
         yield open_pack(path).train, note + (f", {size(read_bytes)} before" if read_bytes else "")
 
 
-def _measure_all(plan: LoaderBenchPlan, request: BenchRequest) -> list[BenchRow]:
+def _measure_all(plan: LoaderBenchPlan, options: DataBenchOptions) -> list[BenchRow]:
     """Measure all cases; a terminal shows the current one."""
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     warm_kinds: set[str] = set()
@@ -192,7 +173,7 @@ def _measure_all(plan: LoaderBenchPlan, request: BenchRequest) -> list[BenchRow]
     with bar if console.is_terminal else contextlib.nullcontext():
         task = bar.add_task("")
         return run_bench(
-            plan.list_entries(cold=request.cold), request.rounds, plan.window, prepare=prepare, progress=show_turn
+            plan.list_entries(cold=options.cold), options.rounds, plan.window, prepare=prepare, progress=show_turn
         )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from paceline.cli.data_source import DataRequest, read_source
+from paceline.cli.options import DataInspectOptions
 from paceline.cli.progress_output import build_data_progress
 from paceline.cli.tables import print_rows, print_table
 from paceline.core.dataset import ArraySource, Datasets, Source
@@ -27,17 +28,15 @@ _NUM_SAMPLED: Final = 2000
 _NUM_RAREST: Final = 3
 
 
-def inspect_data(
-    src: str | None, overrides: list[str], *, inspect_all: bool, own_code: bool = False, as_json: bool
-) -> int:
+def inspect_data(options: DataInspectOptions) -> int:
     """Run `paceline data inspect`, and return the exit code."""
-    request = read_source(src, overrides, own_code=own_code)
+    request = read_source(options.src, options.overrides, own_code=options.own_code)
     datasets = build_datasets(request.source, may_download=False, skip_bad=True)
-    limit = None if inspect_all else _NUM_SAMPLED
+    limit = None if options.inspect_all else _NUM_SAMPLED
     with build_data_progress("images") as progress:
         splits = [inspect_source(source, limit, progress) for source in (datasets.train, datasets.val)]
     digest = digest_datasets(datasets)
-    if as_json:
+    if options.as_json:
         values = {split.info.split: split.to_dict() for split in splits}
         print(json.dumps({"source": request.source.model_dump(), "digest": digest, **values}, indent=2))
         return 0
@@ -129,24 +128,22 @@ def _join_floats(values: Sequence[float]) -> str:
     return " ".join(f"{value:.3f}" for value in values)
 
 
-def list_validation(
-    src: str | None, overrides: list[str], *, inspect_all: bool = False, own_code: bool = False, as_json: bool
-) -> int:
+def list_validation(options: DataInspectOptions) -> int:
     """Print the names of the validation images, relative to their root; return the exit code.
 
     Raise `DataError` if the files of a run have changed since training, which changes the split of a folder, and
     `RecipeError` for images without names.
     """
-    if inspect_all:
+    if options.inspect_all:
         raise RecipeError("--all: inspects images, but --held-out only lists them (leave it out)")
-    request = read_source(src, overrides, own_code=own_code)
+    request = read_source(options.src, options.overrides, own_code=options.own_code)
     datasets = build_datasets(request.source, may_download=False, skip_bad=True)
     if isinstance(datasets.val, ArraySource):
         raise RecipeError(f"--held-out: {request.name} is pixels in memory, without names (name a folder or a list)")
     digest = digest_datasets(datasets)
-    _refuse_changed(src, request, digest)
+    _refuse_changed(options.src, request, digest)
     names = (_sample_name(datasets.val, index) for index in range(len(datasets.val)))
-    if as_json:
+    if options.as_json:
         print(json.dumps({"source": request.source.model_dump(), "digest": digest, "held_out": list(names)}, indent=2))
         return 0
     for name in names:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.cli.data_source import count_workers, parse_bytes, read_source, recipe_overrides
+from paceline.cli.options import DataPackOptions, DataStageOptions, DataUnpackOptions
 from paceline.cli.progress_output import DataProgress, build_data_progress
 from paceline.cli.tables import print_rows
 from paceline.core.dataset import ArraySource, Datasets
@@ -25,17 +26,6 @@ from paceline.recipe.schema.source import Lmdb, Pack, SourceSection
 _DEFAULT_QUALITY: Final = 90
 _MIN_SHARD_BYTES: Final = 2 * 10**6
 """Bytes. Shards of a few images each would be a folder of files again."""
-
-
-@dataclass(frozen=True)
-class PackRequest:
-    """Options of `paceline data pack` as typed; None if omitted."""
-
-    form: str = "pack"
-    resize: int | None = None
-    quality: int | None = None
-    shard_size: str | None = None
-    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,63 +54,54 @@ class PackSummary:
         }
 
 
-def pack_data(
-    src: str,
-    out: Path,
-    overrides: list[str],
-    request: PackRequest,
-    workers: str,
-    *,
-    own_code: bool = False,
-    as_json: bool,
-) -> int:
+def pack_data(options: DataPackOptions) -> int:
     """Run `paceline data pack`, and return the exit code."""
-    _check_request(request)
-    num_workers = count_workers(workers)
-    data_request = read_source(src, overrides, own_code=own_code)
+    _check_options(options)
+    num_workers = count_workers(options.workers)
+    data_request = read_source(options.src, options.overrides, own_code=options.own_code)
     skip_bad = data_request.data.on_bad_image == "skip"
-    options = _pack_options(request, skip_bad=skip_bad)
+    pack_options = _pack_options(options, skip_bad=skip_bad)
     datasets = build_datasets(data_request.source, may_download=True, skip_bad=skip_bad)
-    out = expand_path(str(out)).absolute()  # absolute, because a recipe may be used from another folder
+    out = expand_path(str(options.out)).absolute()  # absolute, because a recipe may be used from another folder
     with build_data_progress("images") as progress:
-        if request.form == "lmdb":
+        if options.form == "lmdb":
             written = _write_lmdb(datasets, out, progress, num_workers, skip_bad=skip_bad)
         else:
-            written = _write_pack(datasets, out, options, num_workers, progress)
-    if as_json:
+            written = _write_pack(datasets, out, pack_options, num_workers, progress)
+    if options.as_json:
         print(json.dumps(written.to_dict(), indent=2))
     else:
-        print_rows(list(_summary_rows(datasets, written, request)), printable(out))
+        print_rows(list(_summary_rows(datasets, written, options)), printable(out))
         print(f"in a recipe: {recipe_overrides(written.section)}")
     return 0
 
 
-def _check_request(request: PackRequest) -> None:
-    if request.form not in ("pack", "lmdb"):
-        raise RecipeError(f"--format: {request.form!r} is not a format (write pack or lmdb)")
+def _check_options(options: DataPackOptions) -> None:
+    if options.form not in ("pack", "lmdb"):
+        raise RecipeError(f"--format: {options.form!r} is not a format (write pack or lmdb)")
     pack_options = {
-        "--resize": request.resize,
-        "--quality": request.quality,
-        "--shard-size": request.shard_size,
-        "--overwrite": request.overwrite or None,
+        "--resize": options.resize,
+        "--quality": options.quality,
+        "--shard-size": options.shard_size,
+        "--overwrite": options.overwrite or None,
     }
     given = next((name for name, value in pack_options.items() if value is not None), None)
-    if request.form == "lmdb" and given:
+    if options.form == "lmdb" and given:
         raise RecipeError(f"{given}: is for packs, and --format is lmdb (leave it out)")
-    if request.quality is not None and request.resize is None:
+    if options.quality is not None and options.resize is None:
         raise RecipeError("--quality: has no effect without --resize, as no image is re-encoded (add --resize 256)")
 
 
-def _pack_options(request: PackRequest, *, skip_bad: bool) -> PackOptions:
-    shard_bytes = None if request.shard_size is None else parse_bytes(request.shard_size, "--shard-size")
+def _pack_options(options: DataPackOptions, *, skip_bad: bool) -> PackOptions:
+    shard_bytes = None if options.shard_size is None else parse_bytes(options.shard_size, "--shard-size")
     if shard_bytes is not None and shard_bytes < _MIN_SHARD_BYTES:
-        raise RecipeError(f"--shard-size: {request.shard_size} is less than {size(_MIN_SHARD_BYTES)} (write 1GB)")
+        raise RecipeError(f"--shard-size: {options.shard_size} is less than {size(_MIN_SHARD_BYTES)} (write 1GB)")
     return PackOptions(
-        resize=request.resize,
-        quality=_DEFAULT_QUALITY if request.quality is None else request.quality,
+        resize=options.resize,
+        quality=_DEFAULT_QUALITY if options.quality is None else options.quality,
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
-        overwrite=request.overwrite,
+        overwrite=options.overwrite,
     )
 
 
@@ -145,19 +126,19 @@ def _datasets_bytes(datasets: Datasets) -> float | None:
     return None if None in splits else sum(filter(None, splits))
 
 
-def _summary_rows(datasets: Datasets, written: PackSummary, request: PackRequest) -> Iterator[tuple[str, str]]:
+def _summary_rows(datasets: Datasets, written: PackSummary, options: DataPackOptions) -> Iterator[tuple[str, str]]:
     splits = f"{len(datasets.train):,} of training, {len(datasets.val):,} of validation"
     yield "images", f"{written.images:,} ({splits})"
     yield "bytes", _sizes_text(written)
     speed = f"{written.images / max(written.seconds, 1e-9):,.0f} images/s"
     yield "time", f"{seconds(written.seconds)} ({speed})"
-    if request.resize:
-        quality = request.quality or _DEFAULT_QUALITY
-        how = f"short sides above {request.resize} px scaled to that, and encoded at quality {quality}"
+    if options.resize:
+        quality = options.quality or _DEFAULT_QUALITY
+        how = f"short sides above {options.resize} px scaled to that, and encoded at quality {quality}"
         yield "changed", f"{how}: pixels differ from the source"
     for reason, images in written.copied.items():
         yield "kept as they were", f"{count(images, 'image')}: {reason}"
-    if load_native() is None and request.form == "pack" and not isinstance(datasets.train, ArraySource):
+    if load_native() is None and options.form == "pack" and not isinstance(datasets.train, ArraySource):
         yield "note", NATIVE_MISSING_MESSAGE
 
 
@@ -168,17 +149,17 @@ def _sizes_text(written: PackSummary) -> str:
     return f"{size(written.source_bytes)} read, {size(written.bytes)} written ({number(round(ratio, 3))} times)"
 
 
-def unpack_data(src: str, out: Path, workers: str, *, as_json: bool) -> int:
+def unpack_data(options: DataUnpackOptions) -> int:
     """Run `paceline data unpack`, and return the exit code."""
-    num_workers = count_workers(workers)
-    source = read_source(src, []).source
+    num_workers = count_workers(options.workers)
+    source = read_source(options.pack, []).source
     if source.name != "pack":
-        raise RecipeError(f"{src!r}: is not a pack (name a .pack file or a folder of shards)")
+        raise RecipeError(f"{options.pack!r}: is not a pack (name a .pack file or a folder of shards)")
     packed = build_datasets(source, may_download=False, skip_bad=True)
-    folder = expand_path(str(out)).absolute()
+    folder = expand_path(str(options.out)).absolute()
     with build_data_progress("images") as progress:
         made = unpack(packed, folder, progress, num_workers)
-    if as_json:
+    if options.as_json:
         print(json.dumps({**asdict(made), "seconds": round(progress.elapsed_s, 3)}, indent=2))
         return 0
     rows = [
@@ -186,22 +167,23 @@ def unpack_data(src: str, out: Path, workers: str, *, as_json: bool) -> int:
         ("bytes", size(made.bytes)),
         ("time", f"{seconds(progress.elapsed_s)} ({made.images / max(progress.elapsed_s, 1e-9):,.0f} images/s)"),
     ]
-    print_rows(rows, printable(src))
+    print_rows(rows, printable(options.pack))
     return 0
 
 
-def stage_data(args: list[str], *, remove: bool, own_code: bool = False, as_json: bool) -> int:
+def stage_data(options: DataStageOptions) -> int:
     """Run `paceline data stage`, and return the exit code. `args` are SRC WHERE [KEY=VALUE ...]."""
-    if remove:
-        return _remove_copies(args, as_json=as_json)
+    args = options.args
+    if options.remove:
+        return _remove_copies(args, as_json=options.as_json)
     if len(args) < 2 or "=" in args[1]:
         raise RecipeError("paceline data stage: needs SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
     src, where, *overrides = args
-    section = read_source(src, overrides, own_code=own_code).source
+    section = read_source(src, overrides, own_code=options.own_code).source
     with build_data_progress("bytes") as progress:
         copy = stage_permanently(section, expand_path(where), progress)
     staged = build_staged_section(section, copy)
-    if as_json:
+    if options.as_json:
         values = {"folder": str(copy), "seconds": round(progress.elapsed_s, 3), "source": staged.model_dump()}
         print(json.dumps(values, indent=2))
         return 0

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline.cli.data_source import DataRequest, count_workers, read_source
+from paceline.cli.options import DataVerifyOptions
 from paceline.cli.progress_output import build_data_progress
 from paceline.core.dataset import ArraySource, Datasets, Split
 from paceline.core.errors import DataError
@@ -16,20 +17,21 @@ from paceline.data.verify import verify_images as check
 from paceline.recipe.schema.source import SourceSection
 
 
-def verify_data(
-    args: list[str], workers: str, *, against: str | None = None, own_code: bool = False, as_json: bool
-) -> int:
+def verify_data(options: DataVerifyOptions) -> int:
     """Run `paceline data verify`, and return the exit code. Raise `DataError` for a bad image."""
-    src, overrides = (args[0], args[1:]) if args else (None, [])
-    num_workers = count_workers(workers)
-    if against is not None:
-        sections = read_source(src, []).source, read_source(against, overrides, own_code=own_code)
-        return _compare_pack(*sections, num_workers, as_json=as_json)
-    data = read_source(src, overrides, own_code=own_code).data
+    src, overrides = (options.args[0], options.args[1:]) if options.args else (None, [])
+    num_workers = count_workers(options.workers)
+    if options.against is not None:
+        sections = read_source(src, []).source, read_source(options.against, overrides, own_code=options.own_code)
+        return _compare_pack(*sections, num_workers, as_json=options.as_json)
+    data = read_source(src, overrides, own_code=options.own_code).data
     datasets = build_datasets(data.source, may_download=False, skip_bad=True)
     if isinstance(datasets.train, ArraySource) and isinstance(datasets.val, ArraySource):
         _print_verified(
-            datasets, VerifyProgress(_num_images(datasets)), "held in memory, nothing to decode", as_json=as_json
+            datasets,
+            VerifyProgress(_num_images(datasets)),
+            "held in memory, nothing to decode",
+            as_json=options.as_json,
         )
         return 0
     result = VerifyProgress(0)
@@ -37,7 +39,7 @@ def verify_data(
         for result in check(datasets, num_workers, data.worker_timeout):
             progress(result.images, _num_images(datasets), f"{len(result.bad):,} bad")
         rate = result.images / progress.elapsed_s
-    _print_verified(datasets, result, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=as_json)
+    _print_verified(datasets, result, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=options.as_json)
     if result.bad:
         raise DataError(
             f"{result.bad[0].image.name}: {result.bad[0].image.reason} ({count(len(result.bad), 'bad image')} of "

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline.cli.args import count_ranks, split_recipe_args
+from paceline.cli.options import DoctorOptions
 from paceline.cli.ranks import enter_world, refuse_too_many, start_ranks
 from paceline.cli.start_time import START_TIME_S
 from paceline.cli.tables import goodput_line, print_rows, saving_line
@@ -69,35 +70,21 @@ class DoctorSection:
     rows: list[tuple[str, ...]]
 
 
-def doctor(
-    args: list[str],
-    mtbf: str | None,
-    *,
-    as_json: bool,
-    ranks: str | None = None,
-    run_dir: Path | None = None,
-    oversubscribe: bool = False,
-    port: int = 0,
-    own_code: bool = False,
-) -> int:
-    """Run `paceline doctor`, and return the exit code.
-
-    `ranks` are started here to check their communication; ranks of a launcher are checked anyway. Runs would be
-    written to `run_dir`.
-    """
-    mtbf_s = _parse_mtbf(mtbf) if mtbf else None
+def doctor(options: DoctorOptions) -> int:
+    """Run `paceline doctor`, and return the exit code."""
+    args, mtbf_s = options.args, _parse_mtbf(options.mtbf) if options.mtbf else None
     run = _find_run(args)
     loaded = load(*split_recipe_args(args)) if args or mtbf_s is not None else None
     if loaded:
-        require_consent(loaded, own_code=own_code)
+        require_consent(loaded, own_code=options.own_code)
     recipe = loaded.recipe if loaded else None
     environ = dict(os.environ)  # as given, before this process changes it
     world = _enter_world()
-    to_start = _ranks_to_start(ranks, world, environ)
-    refuse_too_many(to_start, recipe.parallel.device if recipe else "auto", oversubscribe=oversubscribe)
+    to_start = _ranks_to_start(options.ranks, world, environ)
+    refuse_too_many(to_start, recipe.parallel.device if recipe else "auto", oversubscribe=options.oversubscribe)
     if to_start > 1:
-        return start_ranks(to_start, port, [])
-    folder = run_dir.expanduser() if run_dir else run.path if run else Path("runs")
+        return start_ranks(to_start, options.port, [])
+    folder = options.run_dir.expanduser() if options.run_dir else run.path if run else Path("runs")
     host = HostContext(environ, folder)
     data = cache(lambda: _build_datasets(recipe))  # once: opening data can be slow on a network file system
     machine = [*check_host(host), *_check_recipe(recipe, world, data)]
@@ -109,7 +96,7 @@ def doctor(
     parts += [_findings_section("ranks", "the ranks", shared)] if shared else []
     if recipe is not None:
         parts += _run_sections(recipe, run, data, mtbf_s) if run else _recipe_sections(recipe, data, mtbf_s)
-    _print_sections(parts, findings, as_json=as_json)
+    _print_sections(parts, findings, as_json=options.as_json)
     return FAILED_CODE if find_worst_state(findings) == "wrong" else 0
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.options import EvalOptions
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.core.errors import PacelineError
 from paceline.core.run_dir import RunDir, checkpoint_name
@@ -19,45 +20,33 @@ if TYPE_CHECKING:
     from paceline.core.results import EvalReport
 
 
-def evaluate(
-    run: Path,
-    overrides: list[str],
-    ranks: str,
-    checkpoint: str,
-    *,
-    out: Path | None = None,
-    own_code: bool = False,
-    port: int,
-    as_json: bool,
-    per_class: bool,
-    oversubscribe: bool = False,
-) -> int:
-    """Run `paceline eval`, and return the exit code. `out` is a folder to create for the outputs."""
-    rundir = RunDir.existing(run)
+def evaluate(options: EvalOptions) -> int:
+    """Run `paceline eval`, and return the exit code."""
+    rundir = RunDir.existing(options.run)
     name = str(rundir.path)
-    original, loaded = load(name).recipe, load(name, Patch.parse(overrides))
-    require_consent(loaded, own_code=own_code, paths=("model", "data.source"))
+    original, loaded = load(name).recipe, load(name, Patch.parse(options.overrides))
+    require_consent(loaded, own_code=options.own_code, paths=("model", "data.source"))
     recipe = loaded.recipe
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, recipe.parallel, oversubscribe=oversubscribe)
+    num_ranks = ranks_to_start(options.ranks, world, recipe.parallel, oversubscribe=options.oversubscribe)
     if world.launcher == "single" and num_ranks > 1:
-        return start_ranks(num_ranks, port, [])
+        return start_ranks(num_ranks, options.port, [])
     from paceline.cli.tables import show_evaluation
     from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
     from paceline.training.eval_outputs import discard, output_dir
     from paceline.training.eval_run import evaluate as work
 
-    path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(checkpoint)
-    if world.is_main and checkpoint == "last":
+    path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(options.checkpoint)
+    if world.is_main and options.checkpoint == "last":
         warn_missing_final(rundir, path)
     # The other ranks would write the same files.
-    out_folder = expand_path(str(out)) if out and world.is_main else None
+    out_folder = expand_path(str(options.out)) if options.out and world.is_main else None
     with output_dir(out_folder) if out_folder else contextlib.nullcontext() as folder:
-        keep = partial(_write_outputs, folder, path, overrides) if folder else discard
+        keep = partial(_write_outputs, folder, path, options.overrides) if folder else discard
         report = work(recipe, world, path, run_recipe=original, print_line=_print_note, write_report=keep)
     if world.is_main:
-        show_evaluation(report, path, as_json=as_json, per_class=per_class)
-    if out_folder and not as_json:
+        show_evaluation(report, path, as_json=options.as_json, per_class=options.classes)
+    if out_folder and not options.as_json:
         print(f"outputs: {printable(out_folder)}")
     return 0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 from paceline.cli.evaluate import warn_missing_final
+from paceline.cli.options import ExportOptions
 from paceline.cli.tables import print_rows
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.results import printable_class_name
@@ -18,41 +19,28 @@ if TYPE_CHECKING:
     from paceline.inference.export import ExportResult
 
 
-def export(
-    run: Path,
-    *,
-    format: str,
-    out: Path,
-    checkpoint: str,
-    with_preprocessing: bool,
-    image_size: int | None = None,
-    own_code: bool = False,
-    as_json: bool,
-) -> int:
-    """Run `paceline export`, and return the exit code.
-
-    `format` is one of `ExportFormatName`, `checkpoint` last, best or a step. `image_size` in pixels overrides that
-    of the evaluation.
-    """
+def export(options: ExportOptions) -> int:
+    """Run `paceline export`, and return the exit code."""
     from paceline.inference.export import ExportFormatName, build_export_format, check_out_path, export_classifier
 
-    names = get_args(ExportFormatName)
+    names, format = get_args(ExportFormatName), options.format
     if format not in names:
         raise RecipeError(f"--format: {format!r} is not known{suggest_similar(format, names)} (use {', '.join(names)})")
-    if with_preprocessing and format in ("safetensors", "state_dict"):
+    if options.with_preprocessing and format in ("safetensors", "state_dict"):
         raise RecipeError(f"--preprocessing: has no effect on {format}, which holds only weights (leave it out)")
-    run, out = RunDir.existing(run).path, expand_path(str(out))
+    run, out = RunDir.existing(options.run).path, expand_path(str(options.out))
     form = build_export_format(cast(ExportFormatName, format), load(str(run)).recipe.model)
     check_out_path(out, form.suffix)
 
     from paceline.inference.classifier import load_classifier, with_image_size
 
-    classifier = load_classifier(run, checkpoint, device="cpu", own_code=own_code)
-    if checkpoint == "last":
+    classifier = load_classifier(run, options.checkpoint, device="cpu", own_code=options.own_code)
+    if options.checkpoint == "last":
         warn_missing_final(RunDir(run), classifier.checkpoint)
-    classifier = classifier if image_size is None else with_image_size(classifier, image_size)
-    exported = export_classifier(classifier, form, out, with_preprocessing=with_preprocessing)
-    show_export(exported, classifier.checkpoint, format=format, as_json=as_json)
+    if options.image_size is not None:
+        classifier = with_image_size(classifier, options.image_size)
+    exported = export_classifier(classifier, form, out, with_preprocessing=options.with_preprocessing)
+    show_export(exported, classifier.checkpoint, format=format, as_json=options.as_json)
     return 0
 
 

@@ -20,6 +20,7 @@ from paceline.cli.experiment import (
     refuse_launcher,
     run_task,
 )
+from paceline.cli.options import LadderOptions
 from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.tables import bottleneck_line, print_rows, print_table
@@ -50,11 +51,11 @@ _BAR_WIDTH = 40
 """Length of the longest bar, in characters."""
 _MIN_STAGE_SHARE = 0.01
 """Share of a step from which a stage gets a column."""
-_AUTO_LADDER: Final = "auto"
+AUTO_LADDER: Final = "auto"
 
 
 @dataclass(frozen=True)
-class _LadderRequest:
+class LadderRequest:
     """Request; `recipe` is `loaded` with the settings of a measurement."""
 
     ladder: Ladder
@@ -79,58 +80,49 @@ class _LadderRequest:
         }
 
 
-def ladder(
-    args: list[str],
-    ranks: str,
-    run_dir: Path | None,
-    *,
-    recipe: str | None,
-    steps: int | None,
-    repeats: int | None,
-    list_only: bool,
-    as_json: bool,
-    task: int | None = None,
-    own_code: bool = False,
-    oversubscribe: bool = False,
-) -> int:
+def ladder(options: LadderOptions) -> int:
     """Run `paceline ladder`, and return the exit code."""
-    name, recipe, overrides = _split_args(args, recipe)
-    if list_only:
+    as_json, task = options.as_json, options.task
+    if options.list_only:
         if task is not None:
             raise RecipeError(f"--task: {task} has no effect on a list (leave it out)")
-        _print_list(name, as_json=as_json)
+        _print_list(split_ladder_args(options).ladder, as_json=as_json)
         return 0
-    request = _build_request(load_ladder(name or _AUTO_LADDER), recipe, overrides, ranks, steps=steps, repeats=repeats)
-    request = replace(request, oversubscribe=oversubscribe)
-    refuse_too_many(request.ranks, request.recipe.parallel.device, oversubscribe=oversubscribe)
-    require_consent(request.loaded, own_code=own_code)
-    require_consent_to_rungs(request.ladder, name or _AUTO_LADDER, own_code=own_code)
+    refuse_launcher("ladder")
+    request = build_ladder_request(options)
+    refuse_too_many(request.ranks, request.recipe.parallel.device, oversubscribe=options.oversubscribe)
     if task is not None:
-        return _run_task(request, task, run_dir, as_json=as_json)
-    with locked_experiment(f"ladder-{request.ladder.name}", request.key_values, run_dir, as_json=as_json) as folder:
+        return _run_task(request, task, options.run_dir, as_json=as_json)
+    name, key = f"ladder-{request.ladder.name}", request.key_values
+    with locked_experiment(name, key, options.run_dir, as_json=as_json) as folder:
         result = read_finished(folder, LadderResult) or _run_ladder(request, folder, as_json=as_json)
     show_ladder(result, folder, as_json=as_json)
     return 0
 
 
-def plan_ladder_tasks(
-    args: list[str], ranks: str, *, recipe: str | None, steps: int | None, repeats: int | None
-) -> tuple[ArrayTask, ...]:
+def plan_ladder_tasks(options: LadderOptions) -> tuple[ArrayTask, ...]:
     """Return the tasks of a ladder. Raise `RecipeError` for arguments that it does not take."""
-    name, recipe, overrides = _split_args(args, recipe)
-    return _request_tasks(
-        _build_request(load_ladder(name or _AUTO_LADDER), recipe, overrides, ranks, steps=steps, repeats=repeats)
-    )
+    return _request_tasks(build_ladder_request(options))
 
 
-def _split_args(args: list[str], recipe: str | None) -> tuple[str | None, str | None, Patch]:
-    names = [word for word in args if "=" not in word]
-    overrides = [word for word in args if "=" in word and not word.startswith("recipe=")]
-    named = [word.removeprefix("recipe=") for word in args if word.startswith("recipe=")]
-    recipes = [*names[1:], *named, *([recipe] if recipe is not None else [])]
+@dataclass(frozen=True)
+class LadderArgs:
+    """Arguments of `paceline ladder`: the names of the ladder and of its recipe, None if left out, and overrides."""
+
+    ladder: str | None
+    recipe: str | None
+    overrides: Patch
+
+
+def split_ladder_args(options: LadderOptions) -> LadderArgs:
+    """Return the arguments. Raise `RecipeError` for two recipes; `recipe=NAME` and `--recipe` name one too."""
+    names = [word for word in options.args if "=" not in word]
+    named = [word.removeprefix("recipe=") for word in options.args if word.startswith("recipe=")]
+    recipes = [*names[1:], *named, *([options.recipe] if options.recipe is not None else [])]
     if len(recipes) > 1:
         raise RecipeError(f"{recipes[1]!r}: a ladder varies one recipe, and {recipes[0]!r} is one (drop one of them)")
-    return (names[0] if names else None), (recipes[0] if recipes else None), Patch.parse(overrides)
+    overrides = Patch.parse([word for word in options.args if "=" in word and not word.startswith("recipe=")])
+    return LadderArgs(names[0] if names else None, recipes[0] if recipes else None, overrides)
 
 
 def _print_list(name: str | None, *, as_json: bool) -> None:
@@ -140,32 +132,36 @@ def _print_list(name: str | None, *, as_json: bool) -> None:
         show_rungs(load_ladder(name), as_json=as_json)
 
 
-def _build_request(
-    chosen: Ladder, recipe: str | None, overrides: Patch, ranks: str, *, steps: int | None, repeats: int | None
-) -> _LadderRequest:
+def build_ladder_request(options: LadderOptions) -> LadderRequest:
+    """Return the checked request. Raise `RecipeError` for arguments that do not fit."""
+    args = split_ladder_args(options)
+    recipe, overrides = args.recipe, args.overrides
+    chosen = load_ladder(args.ladder or AUTO_LADDER)
     refuse_length(overrides, "a ladder", purpose="compare")
-    refuse_launcher("ladder")
     for path, value in overrides.assignments:
         if path in expand_equivalent_paths(chosen.rungs[0].set):
             fix = f"leave it out, or copy the ladder and change its rung {chosen.rungs[0].name!r}"
             raise RecipeError(f"{path}: {value} has no effect on ladder {chosen.name}, which sets it ({fix})")
     loaded = load(recipe or chosen.recipe, overrides)
+    require_consent(loaded, own_code=options.own_code)
+    require_consent_to_rungs(chosen, args.ladder or AUTO_LADDER, own_code=options.own_code)
     base = loaded.recipe
     if chosen.warmup_steps is not None and "measure.warmup_steps" not in dict(overrides.assignments):
         base = apply_patch(base, Patch((("measure.warmup_steps", chosen.warmup_steps),)))
-    steps = steps or chosen.steps
+    steps = options.steps or chosen.steps
     measured = apply_patch(base, build_measurement_patch(base, steps, overrides, lr_share=REDUCED_LR_SHARE))
-    return _LadderRequest(
+    return LadderRequest(
         ladder=chosen if recipe is None else replace(chosen, recipe=recipe),
         loaded=loaded,
         recipe=measured,
-        repeats=repeats or chosen.repeats,
+        repeats=options.repeats or chosen.repeats,
         steps=steps,
-        ranks=count_ranks(ranks, os.environ),
+        ranks=count_ranks(options.ranks, os.environ),
+        oversubscribe=options.oversubscribe,
     )
 
 
-def _run_ladder(request: _LadderRequest, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
+def _run_ladder(request: LadderRequest, folder: ExperimentDir, *, as_json: bool) -> LadderResult:
     out = progress_console(as_json=as_json)
     _write_recipes(request, folder)
     total = None if request.ladder.is_open_ended else request.repeats * (2 * len(request.ladder.rungs) - 1)
@@ -177,7 +173,7 @@ def _run_ladder(request: _LadderRequest, folder: ExperimentDir, *, as_json: bool
     return result
 
 
-def _run_task(request: _LadderRequest, number: int, run_dir: Path | None, *, as_json: bool) -> int:
+def _run_task(request: LadderRequest, number: int, run_dir: Path | None, *, as_json: bool) -> int:
     """Run one repeat of one rung, in the ladder's folder."""
     task = find_task(_request_tasks(request), number)
 
@@ -188,16 +184,16 @@ def _run_task(request: _LadderRequest, number: int, run_dir: Path | None, *, as_
     return run_task(request.key_values, run_dir, task, run, as_json=as_json)
 
 
-def _request_tasks(request: _LadderRequest) -> tuple[ArrayTask, ...]:
+def _request_tasks(request: LadderRequest) -> tuple[ArrayTask, ...]:
     return list_ladder_tasks(request.ladder, request.repeats, request.ranks)
 
 
-def _write_recipes(request: _LadderRequest, folder: ExperimentDir) -> None:
+def _write_recipes(request: LadderRequest, folder: ExperimentDir) -> None:
     write_recipe(request.loaded.recipe, folder.recipe)
     write_recipe(request.recipe, folder.measured)
 
 
-def _plan_text(request: _LadderRequest, total: int | None) -> str:
+def _plan_text(request: LadderRequest, total: int | None) -> str:
     steps = count(request.recipe.measure.warmup_steps + request.steps, "step")
     runs = (
         f"up to {count(total, 'run')}" if total is not None else f"{count(request.repeats, 'pair')} of runs per rung,"
@@ -206,7 +202,7 @@ def _plan_text(request: _LadderRequest, total: int | None) -> str:
 
 
 def _build_ladder_runner(
-    request: _LadderRequest, folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine
+    request: LadderRequest, folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine
 ) -> LadderRunner:
     from paceline.lab.ladder import propose_rung
     from paceline.lab.page_cache import prepare_page_cache
@@ -256,7 +252,7 @@ def _with_steps_time(rung: RungResult, num_steps: int) -> RungResult:
     return rung if rung.step_s is None else rung.model_copy(update={"steps_s": num_steps * rung.step_s})
 
 
-def _build_result(request: _LadderRequest, outcome: LadderOutcome, folder: ExperimentDir) -> LadderResult:
+def _build_result(request: LadderRequest, outcome: LadderOutcome, folder: ExperimentDir) -> LadderResult:
     runs: Sequence[str] = [run for rung in outcome.rungs for run in rung.runs]
     measured_s = sum(RunDir(folder.path / run).read_result().time.wall_s for run in runs)
     first = request.ladder.rungs[0]

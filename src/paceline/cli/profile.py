@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.cli.args import refuse_length, split_recipe_args
 from paceline.cli.experiment import STOP_SIGNALS
+from paceline.cli.options import ProfileOptions
 from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import enter_world, ranks_to_start
 from paceline.cli.report import try_write_report
@@ -72,53 +73,41 @@ class _ProfileRequest:
         return [trial for trial in self.trials if repeat <= trial.repeats]
 
 
-def profile(
-    args: list[str],
-    ranks: str,
-    run_dir: Path | None,
-    *,
-    steps: int,
-    repeats: int,
-    probes: bool,
-    trace: bool,
-    nvtx: bool,
-    own_code: bool = False,
-    as_json: bool,
-    oversubscribe: bool = False,
-) -> int:
+def profile(options: ProfileOptions) -> int:
     """Run `paceline profile`, and return the exit code."""
-    name, overrides = split_recipe_args(args)
+    name, overrides = split_recipe_args(options.args)
     refuse_length(overrides, "a profile", purpose="profile")
     loaded = load(name, overrides)
-    require_consent(loaded, own_code=own_code)
+    require_consent(loaded, own_code=options.own_code)
     world = enter_world()
-    num_ranks = ranks_to_start(ranks, world, loaded.recipe.parallel, oversubscribe=oversubscribe)
+    num_ranks = ranks_to_start(options.ranks, world, loaded.recipe.parallel, oversubscribe=options.oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
     measure = loaded.recipe.measure
-    trace, marks = trace or measure.trace != "off", "on" if nvtx and measure.nvtx == "off" else measure.nvtx
-    _refuse_more_runs(world, repeats=repeats, trace=trace, nvtx=marks != "off")
-    recipe = apply_patch(loaded.recipe, build_measurement_patch(loaded.recipe, steps, overrides))
+    trace = options.trace or measure.trace != "off"
+    nvtx = "on" if options.nvtx and measure.nvtx == "off" else measure.nvtx
+    _refuse_more_runs(world, repeats=options.repeats, trace=trace, nvtx=nvtx != "off")
+    recipe = apply_patch(loaded.recipe, build_measurement_patch(loaded.recipe, options.steps, overrides))
     divide_batch(recipe, num_ranks)
-    trials, left_out = build_probes(recipe, num_ranks, repeats) if probes else ([], [])
+    trials, left_out = build_probes(recipe, num_ranks, options.repeats) if options.probes else ([], [])
     request = _ProfileRequest(
         recipe_hash=loaded.recipe.hash,
         recipe=recipe,
-        steps=steps,
+        steps=options.steps,
         ranks=num_ranks,
-        base=build_base_trial(repeats),
+        base=build_base_trial(options.repeats),
         probes=trials,
-        separate=build_instrumented_trials(loaded.recipe, num_ranks, steps, overrides, trace=trace),
+        separate=build_instrumented_trials(loaded.recipe, num_ranks, options.steps, overrides, trace=trace),
         left_out=left_out,
-        nvtx=marks,
-        oversubscribe=oversubscribe,
+        nvtx=nvtx,
+        oversubscribe=options.oversubscribe,
     )
-    rundir = _choose_rundir(loaded.name, run_dir, world)
+    rundir = _choose_rundir(loaded.name, options.run_dir, world)
     try:
         if world.launcher == "single":
-            return _run_trials(request, rundir, as_json=as_json)
-        return _run_as_rank(request, rundir, world, as_json=as_json)
+            return _run_trials(request, rundir, as_json=options.as_json)
+        return _run_as_rank(request, rundir, world, as_json=options.as_json)
     finally:
-        if run_dir is None and world.is_main:
+        if options.run_dir is None and world.is_main:
             rundir.release()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from paceline.cli.args import split_recipe_args
+from paceline.cli.options import RecipesOptions
 from paceline.data.files import printable
 from paceline.recipe.load import LoadedRecipe, load, preset_names, preset_summary
 from paceline.recipe.schema import Recipe
@@ -20,15 +21,15 @@ _GROUPS: Final = {
 }
 
 
-def recipes(args: list[str], *, origin: bool, schema: bool, as_json: bool) -> int:
-    """List the presets, or show the one named in `args` with its overrides; return the exit code."""
-    if schema:
+def recipes(options: RecipesOptions) -> int:
+    """List the presets, or show the named one with its overrides; return the exit code."""
+    if options.schema:
         print(json.dumps(recipe_schema(), indent=2))
-    elif not args:
-        _print_presets(as_json=as_json)
+    elif not options.args:
+        _print_presets(as_json=options.as_json)
     else:
-        name, patch = split_recipe_args(args)
-        _print_recipe(load(name, patch), origin=origin, as_json=as_json)
+        name, patch = split_recipe_args(options.args)
+        _print_recipe(load(name, patch), origin=options.origin, as_json=options.as_json)
     return 0
 
 

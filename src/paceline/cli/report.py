@@ -2,8 +2,8 @@
 
 import json
 import sys
-from pathlib import Path
 
+from paceline.cli.options import ReportOptions
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
 from paceline.core.run_dir import RunDir, write_atomic
@@ -11,12 +11,12 @@ from paceline.data.files import printable
 from paceline.report.write import render_report, write_report
 
 
-def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
+def report(options: ReportOptions) -> int:
     """Run `paceline report`, and return the exit code.
 
     HTML goes to the run directory, Markdown and JSON to stdout, unless `out` names a file.
     """
-    rundir = RunDir(run.expanduser())
+    rundir, format, out = RunDir(options.run.expanduser()), options.format, options.out
     text = render_report(rundir, format)
     if format == "html" and out is None:
         out, write = (
@@ -26,7 +26,7 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
     else:
         write = write_output
     if out is None:
-        if as_json and format == "md":
+        if options.as_json and format == "md":
             raise RecipeError("--json: Markdown goes to stdout too (add --out PATH, or use --format json)")
         sys.stdout.write(text)
         return 0
@@ -36,7 +36,7 @@ def report(run: Path, format: str, out: Path | None, *, as_json: bool) -> int:
     except OSError as error:
         raise PacelineError(f"--out: {out} cannot be written: {error.strerror} (name another with --out)") from None
     written = {"path": str(out), "format": format, "bytes": len(text.encode())}
-    print(json.dumps(written, indent=2) if as_json else f"report: {printable(out)}")
+    print(json.dumps(written, indent=2) if options.as_json else f"report: {printable(out)}")
     return 0
 
 

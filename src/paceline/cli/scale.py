@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.cli.args import count_ranks, refuse_length, refuse_no_clock, split_recipe_args
 from paceline.cli.experiment import STOP_SIGNALS, finish_experiment, locked_experiment, read_finished, run_task
+from paceline.cli.options import ScaleOptions
 from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
 from paceline.cli.ranks import (
     allocated_nodes,
@@ -19,7 +20,16 @@ from paceline.cli.ranks import (
     refuse_too_many,
     srun_starter,
 )
-from paceline.cli.scale_settings import ScaleOptions, read_nodes, read_ranks, refuse_recipe, single_number
+from paceline.cli.scale_options import (
+    build_grid,
+    choose_target,
+    parse_mode,
+    read_nodes,
+    read_ranks,
+    refuse_recipe,
+    refuse_without_effect,
+    single_number,
+)
 from paceline.cli.tables import print_table
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, WorldError
@@ -85,46 +95,14 @@ class _ScaleStudy:
         return [case.in_turn(repeat) for case in alternate_order(self.cases, repeat)]
 
 
-def scale(
-    args: list[str],
-    *,
-    ranks: str,
-    nodes: str | None,
-    mode: str | None,
-    steps: int | None,
-    repeats: int | None,
-    accuracy: bool,
-    batch_sizes: str | None,
-    warmups: str | None,
-    lr_rules: str | None,
-    target: float | None,
-    seeds: int | None,
-    run_dir: Path | None,
-    as_json: bool,
-    task: int | None = None,
-    own_code: bool = False,
-    oversubscribe: bool = False,
-) -> int:
-    """Run `paceline scale`, and return the exit code."""
-    options = ScaleOptions(
-        ranks=ranks,
-        nodes=nodes,
-        mode=mode,
-        steps=steps,
-        repeats=repeats,
-        accuracy=accuracy,
-        batch_sizes=batch_sizes,
-        warmups=warmups,
-        lr_rules=lr_rules,
-        target=target,
-        seeds=seeds,
-        oversubscribe=oversubscribe,
-    )
-    loaded, study = _load_study(args, options, starts_locally=True)
+def scale(options: ScaleOptions) -> int:
+    """Measure how a recipe scales, and return the exit code."""
+    loaded, study = _load_study(options, starts_locally=True)
     _refuse_launcher()
-    require_consent(loaded, own_code=own_code)
-    if task is not None:
-        return _run_task(options, loaded, study, task, run_dir, as_json=as_json)
+    require_consent(loaded, own_code=options.own_code)
+    run_dir, as_json = options.run_dir, options.as_json
+    if options.task is not None:
+        return _run_task(options, loaded, study, options.task, run_dir, as_json=as_json)
     refuse_more_nodes(_missing_nodes(options, loaded, study, run_dir), os.environ)
     request = _request_key(study, loaded, options)
     with locked_experiment(f"scale-{loaded.name}", request, run_dir, as_json=as_json) as folder:
@@ -139,28 +117,26 @@ def scale(
     return 0
 
 
-def list_scale_tasks(args: list[str], options: ScaleOptions) -> tuple[ArrayTask, ...]:
+def list_scale_tasks(options: ScaleOptions) -> tuple[ArrayTask, ...]:
     """Return the tasks of the study. Raise `PacelineError` for arguments it cannot measure."""
-    return list_study_tasks(_load_study(args, options)[1].cases, options.num_repeats)
+    return list_study_tasks(_load_study(options)[1].cases, options.num_repeats)
 
 
-def _load_study(
-    args: list[str], options: ScaleOptions, *, starts_locally: bool = False
-) -> tuple[LoadedRecipe, _ScaleStudy]:
+def _load_study(options: ScaleOptions, *, starts_locally: bool = False) -> tuple[LoadedRecipe, _ScaleStudy]:
     """Return the loaded recipe and the study. Raise `PacelineError` for options without effect and unfit recipes.
 
     With `starts_locally`, refuse more ranks than this machine can start.
     """
-    options.refuse_without_effect()
-    name, overrides = split_recipe_args(args)
+    refuse_without_effect(options)
+    name, overrides = split_recipe_args(options.args)
     if options.trains_fully:
         refuse_no_clock(overrides, "measure")
     else:
         refuse_length(overrides, "short runs", purpose="measure")
     loaded = load(name, overrides)
     refuse_recipe(loaded.recipe, options)
-    if starts_locally and options.nodes is None and options.ranks != "auto":
-        most = max(read_ranks(options.ranks, 0))
+    if starts_locally and options.nodes is None and options.rank_counts != "auto":
+        most = max(read_ranks(options.rank_counts, 0))
         refuse_too_many(most, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     build = _build_batch_study if options.is_study else _build_rank_study
     loaded, study = build(options, loaded, overrides, read_nodes(options.nodes))
@@ -212,11 +188,11 @@ def _build_rank_study(
     options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]
 ) -> tuple[LoadedRecipe, _ScaleStudy]:
     """Return the study, and the recipe with the batch size of the fewest ranks."""
-    recipe, mode = loaded.recipe, options.parse_mode()
+    recipe, mode = loaded.recipe, parse_mode(options)
     gpus = 0 if recipe.parallel.device == "cpu" else count_gpus(os.environ)
     if nodes and recipe.parallel.device != "cpu":
         gpus = gpus_per_node(os.environ) or gpus
-    layouts = plan_layouts(read_ranks(options.ranks, gpus), nodes)
+    layouts = plan_layouts(read_ranks(options.rank_counts, gpus), nodes)
     loaded = replace(loaded, recipe=resolve_batch(recipe, min(layout.ranks for layout in layouts)))
     recipe = loaded.recipe
     if options.accuracy:
@@ -251,17 +227,17 @@ def _build_batch_study(
     options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]
 ) -> tuple[LoadedRecipe, _ScaleStudy]:
     """Return the study, and the recipe with the batch size of its ranks."""
-    target = options.choose_target(loaded.recipe)
+    target = choose_target(options, loaded.recipe.train)
     num_nodes = single_number("--nodes", nodes) if nodes else 0
-    if options.ranks == "auto":
+    if options.rank_counts == "auto":
         ranks = gpus_per_node(os.environ) if num_nodes else count_ranks("auto", os.environ)
         ranks = max(1, ranks)
     else:
-        ranks = single_number("--ranks", read_ranks(options.ranks, 0))
+        ranks = single_number("--ranks", read_ranks(options.rank_counts, 0))
     ranks *= max(1, num_nodes)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, ranks))
     recipe = loaded.recipe
-    cells = plan_cells(recipe, options.build_grid(), ranks, num_nodes, build_full_run_patch(recipe, overrides))
+    cells = plan_cells(recipe, build_grid(options), ranks, num_nodes, build_full_run_patch(recipe, overrides))
 
     def conclude(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
         batches = build_batch_points(cells, outcomes, options.num_repeats, target)

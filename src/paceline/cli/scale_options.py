@@ -1,17 +1,24 @@
-"""Declare `paceline scale` and its four modes, and refuse options that the selected mode would ignore."""
+"""Select the mode of `paceline scale`, check its options, and parse those of a study."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Final, TypeVar
 
-import typer
+from paceline.cli.options import ScaleOptions
+from paceline.core.errors import RecipeError, WorldError
+from paceline.core.host import usable_cores
+from paceline.core.statistics import TargetCriterion
+from paceline.core.units import Duration
+from paceline.lab.scaling import LR_RULES, BatchGrid, ScalingMode
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.train import Train
 
-from paceline.cli.options import JsonOption, OversubscribeOption, OwnCodeOption, RecipeArgs, TaskOption, folder_option
-from paceline.core.errors import RecipeError
+_STUDY_NAME: Final = "a batch-size study"
+ItemT = TypeVar("ItemT")
 
 
-class _ScaleMode(StrEnum):
+class ScaleMode(StrEnum):
     """Mode of `paceline scale`; the value is its name in messages."""
 
     RANKS = "measuring"
@@ -20,238 +27,177 @@ class _ScaleMode(StrEnum):
     COLLECTIVE = "--collective"
 
 
-_STUDY_PANEL: Final = "Batch-size study"
-_PREDICT_PANEL: Final = "Prediction"
-_COLLECTIVE_PANEL: Final = "Collectives"
-_PREDICTION_MODES: Final = (_ScaleMode.POINTS, _ScaleMode.RUN)
+_PREDICTION_MODES: Final = (ScaleMode.POINTS, ScaleMode.RUN)
 # The modes that use an option which not all modes use.
-_OPTION_MODES: Final[Mapping[str, tuple[_ScaleMode, ...]]] = {
-    **dict.fromkeys(("--ranks", "--oversubscribe"), (_ScaleMode.RANKS, _ScaleMode.COLLECTIVE)),
-    **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy"), (_ScaleMode.RANKS,)),
-    **dict.fromkeys(("--batch-sizes", "--warmups", "--lr-rules", "--target", "--seeds"), (_ScaleMode.RANKS,)),
-    "--task": (_ScaleMode.RANKS,),
-    "--own-code": (_ScaleMode.RANKS,),
-    "--run-dir": (_ScaleMode.RANKS, *_PREDICTION_MODES),
+_OPTION_MODES: Final[Mapping[str, tuple[ScaleMode, ...]]] = {
+    **dict.fromkeys(("--ranks", "--oversubscribe"), (ScaleMode.RANKS, ScaleMode.COLLECTIVE)),
+    **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy"), (ScaleMode.RANKS,)),
+    **dict.fromkeys(("--batch-sizes", "--warmups", "--lr-rules", "--target", "--seeds"), (ScaleMode.RANKS,)),
+    "--task": (ScaleMode.RANKS,),
+    "--own-code": (ScaleMode.RANKS,),
+    "--run-dir": (ScaleMode.RANKS, *_PREDICTION_MODES),
     **dict.fromkeys(("--at", "--ranks-per-node", "--rank-batch", "--images", "--price"), _PREDICTION_MODES),
-    **dict.fromkeys(("--network", "--alpha-us", "--gigabytes-per-s", "--fixed-s"), (_ScaleMode.RUN,)),
-    **dict.fromkeys(("--epochs", "--alone"), (_ScaleMode.RUN,)),
-    "--out": (_ScaleMode.COLLECTIVE,),
+    **dict.fromkeys(("--network", "--alpha-us", "--gigabytes-per-s", "--fixed-s"), (ScaleMode.RUN,)),
+    **dict.fromkeys(("--epochs", "--alone"), (ScaleMode.RUN,)),
+    "--out": (ScaleMode.COLLECTIVE,),
 }
-_MEASURE_OPTIONS: Final = frozenset(option for option, modes in _OPTION_MODES.items() if _ScaleMode.RANKS in modes)
-
-ScaleRanks = Annotated[
-    str | None, typer.Option(metavar="N,N|auto", help="Rank counts, per node; auto: 1, 2, 4 ... (auto).")
-]
-Nodes = Annotated[
-    str | None, typer.Option(metavar="N,N", help="Node counts in a Slurm allocation, with --ranks on each node.")
-]
-ModeOption = Annotated[
-    str | None,
-    typer.Option(metavar="weak|strong", help="Keep the batch size per rank (weak) or in total (strong); default weak."),
-]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps to measure after the measurement warm-up (40).")]
-Repeats = Annotated[int | None, typer.Option(min=1, help="How often to measure each, alternating (3).")]
-Accuracy = Annotated[bool, typer.Option("--accuracy", help="Train full runs, and report their accuracy.")]
-BatchSizes = Annotated[
-    str | None,
-    typer.Option(metavar="N,N", help="Study batch sizes: full runs at each of these.", rich_help_panel=_STUDY_PANEL),
-]
-Warmups = Annotated[
-    str | None, typer.Option(metavar="0ep,5ep", help="LR warm-ups to study.", rich_help_panel=_STUDY_PANEL)
-]
-LrRules = Annotated[
-    str | None,
-    typer.Option(
-        metavar="none,sqrt,linear", help="Learning-rate scaling rules to study.", rich_help_panel=_STUDY_PANEL
-    ),
-]
-TargetOption = Annotated[
-    float | None,
-    typer.Option(metavar="TOP1", help="Target accuracy (the recipe's own).", rich_help_panel=_STUDY_PANEL),
-]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Full runs of each (3).")]
-ScaleRunDir = Annotated[Path | None, folder_option("Folder to write (runs/scale-RECIPE-TIME; for predictions, none).")]
-PredictFlag = Annotated[
-    bool,
-    typer.Option("--predict", help="Predict, from a run directory or from --points.", rich_help_panel=_PREDICT_PANEL),
-]
-Points = Annotated[
-    Path | None,
-    typer.Option(metavar="CSV", help="Columns ranks,nodes,rank_batch,images,time_s.", rich_help_panel=_PREDICT_PANEL),
-]
-PredictAt = Annotated[
-    str | None, typer.Option(metavar="N,N", help="Rank counts to predict (8 to 4096).", rich_help_panel=_PREDICT_PANEL)
-]
-RanksPerNode = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Ranks per node (8; for a table, as in it).", rich_help_panel=_PREDICT_PANEL),
-]
-RankBatch = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Images per rank and step (as measured).", rich_help_panel=_PREDICT_PANEL),
-]
-Images = Annotated[
-    float | None,
-    typer.Option(
-        metavar="N",
-        help="Images of the full run (one epoch of RUN; for a table, its largest point).",
-        rich_help_panel=_PREDICT_PANEL,
-    ),
-]
-Epochs = Annotated[
-    float | None,
-    typer.Option(
-        metavar="N", help="Length in epochs of RUN's data, instead of --images.", rich_help_panel=_PREDICT_PANEL
-    ),
-]
-NetworkOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Network such as ndr, hdr, 100gbe; or a file written by --collective --out.",
-        rich_help_panel=_PREDICT_PANEL,
-    ),
-]
-Alpha = Annotated[
-    float | None,
-    typer.Option(metavar="US", help="Latency per message in microseconds.", rich_help_panel=_PREDICT_PANEL),
-]
-Bandwidth = Annotated[
-    float | None, typer.Option(metavar="GB/S", help="Network bandwidth per node.", rich_help_panel=_PREDICT_PANEL)
-]
-Fixed = Annotated[
-    float | None,
-    typer.Option(metavar="S", help="Seconds of a run outside its steps (as measured).", rich_help_panel=_PREDICT_PANEL),
-]
-Price = Annotated[
-    float | None, typer.Option(metavar="MONEY", help="Price per rank-hour.", rich_help_panel=_PREDICT_PANEL)
-]
-SingleRankRun = Annotated[
-    Path | None,
-    typer.Option(metavar="RUN", help="A single-rank run with the same rank batch.", rich_help_panel=_PREDICT_PANEL),
-]
-CollectiveFlag = Annotated[
-    bool, typer.Option("--collective", help="Time all-reduces between --ranks.", rich_help_panel=_COLLECTIVE_PANEL)
-]
-OutFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Output file for --collective; can be passed to --network.",
-        rich_help_panel=_COLLECTIVE_PANEL,
-    ),
-]
 
 
-def scale(
-    args: RecipeArgs = None,
-    ranks: ScaleRanks = None,
-    nodes: Nodes = None,
-    mode: ModeOption = None,
-    steps: Steps = None,
-    repeats: Repeats = None,
-    accuracy: Accuracy = False,
-    batch_sizes: BatchSizes = None,
-    warmups: Warmups = None,
-    lr_rules: LrRules = None,
-    target: TargetOption = None,
-    seeds: Seeds = None,
-    run_dir: ScaleRunDir = None,
-    task: TaskOption = None,
-    own_code: OwnCodeOption = False,
-    predict: PredictFlag = False,
-    points: Points = None,
-    at: PredictAt = None,
-    ranks_per_node: RanksPerNode = None,
-    rank_batch: RankBatch = None,
-    images: Images = None,
-    epochs: Epochs = None,
-    network: NetworkOption = None,
-    alpha_us: Alpha = None,
-    gigabytes_per_s: Bandwidth = None,
-    fixed_s: Fixed = None,
-    price: Price = None,
-    alone: SingleRankRun = None,
-    collective: CollectiveFlag = False,
-    out: OutFile = None,
-    oversubscribe: OversubscribeOption = False,
-    as_json: JsonOption = False,
-) -> int:
-    """Measure how a recipe scales over ranks, nodes and batch sizes, or predict it."""
-    given = dict(locals())
-    for name in ("args", "predict", "points", "collective", "as_json"):
-        del given[name]
-    return _run_mode(
-        _select_mode(args or [], points, predict=predict, collective=collective), args or [], points, given, as_json
-    )
-
-
-def _select_mode(args: list[str], points: Path | None, *, predict: bool, collective: bool) -> _ScaleMode:
-    """Return the mode. Raise `RecipeError` if the arguments contradict each other."""
-    if collective and (predict or points is not None or args):
+def select_mode(options: ScaleOptions) -> ScaleMode:
+    """Return the mode. Raise `RecipeError` if options contradict each other, or have no effect in it."""
+    args, points = options.args, options.points
+    if options.collective and (options.predict or points is not None or args):
         raise RecipeError("--collective: times all-reduces, with neither a recipe nor --predict (leave those out)")
-    if points is not None and not predict:
+    if points is not None and not options.predict:
         raise RecipeError(f"--points: {points} is input for a prediction (add --predict)")
     if points is not None and args:
         raise RecipeError(f"--points: {points} and {args[0]} are both inputs for a prediction (leave one out)")
-    if predict and points is None and len(args) != 1:
+    if options.predict and points is None and len(args) != 1:
         raise RecipeError("--predict: needs a run (write paceline scale RUN --predict, or --points CSV)")
-    if collective:
-        return _ScaleMode.COLLECTIVE
-    if not predict:
-        return _ScaleMode.RANKS
-    return _ScaleMode.RUN if points is None else _ScaleMode.POINTS
+    if options.collective:
+        mode = ScaleMode.COLLECTIVE
+    elif not options.predict:
+        mode = ScaleMode.RANKS
+    else:
+        mode = ScaleMode.RUN if points is None else ScaleMode.POINTS
+    _refuse_other_modes(options, mode)
+    return mode
 
 
-def _run_mode(
-    scale_mode: _ScaleMode, args: list[str], points: Path | None, given: dict[str, Any], as_json: bool
-) -> int:
-    options = _check_options(scale_mode, given)
-    match scale_mode:
-        case _ScaleMode.COLLECTIVE:
-            from paceline.cli.allreduce import time_allreduce
-
-            ranks, oversubscribe = options.get("ranks", "auto"), options.get("oversubscribe", False)
-            return time_allreduce(ranks, options.get("out"), as_json=as_json, oversubscribe=oversubscribe)
-        case _ScaleMode.POINTS:
-            from paceline.cli.scale_predict import predict_points
-
-            assert points is not None
-            return predict_points(points, **options, as_json=as_json)
-        case _ScaleMode.RUN:
-            from paceline.cli.scale_predict import predict_run
-
-            return predict_run(Path(args[0]), **options, as_json=as_json)
-        case _ScaleMode.RANKS:
-            from paceline.cli.scale import scale as measure
-
-            return measure(args, **_with_defaults(given, options), as_json=as_json)
-
-
-def measuring_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a scaling or batch-size study by name.
-
-    `given` are all parameters of the verb. Raise `RecipeError` if they select another mode.
-    """
-    args, points = given["args"] or [], given["points"]
-    scale_mode = _select_mode(args, points, predict=given["predict"], collective=given["collective"])
-    if scale_mode != _ScaleMode.RANKS:
-        raise RecipeError(f"{scale_mode}: has no tasks (start it by itself)")
-    options = {name: value for name, value in given.items() if f"--{name.replace('_', '-')}" in _OPTION_MODES}
-    return _with_defaults(options, _check_options(scale_mode, options))
-
-
-def _with_defaults(given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return `options` of a measuring study, with defaults for those left out."""
-    defaults: dict[str, Any] = {name: None for name in given if f"--{name.replace('_', '-')}" in _MEASURE_OPTIONS}
-    return defaults | {"ranks": "auto", "accuracy": False, "own_code": False, "oversubscribe": False} | options
-
-
-def _check_options(scale_mode: _ScaleMode, given: dict[str, Any]) -> dict[str, Any]:
-    options = {name: value for name, value in given.items() if value is not None and value is not False}
-    for name, value in options.items():
+def _refuse_other_modes(options: ScaleOptions, mode: ScaleMode) -> None:
+    for name, value in asdict(options).items():
         option = f"--{name.replace('_', '-')}"
-        if scale_mode not in _OPTION_MODES[option]:
-            needs = " or ".join(each for each in _OPTION_MODES[option])
+        modes = _OPTION_MODES.get(option, (mode,))
+        if mode not in modes and value is not None and value is not False:
+            needs = " or ".join(modes)
             raise RecipeError(f"{option}: {value} has no effect in this mode (leave it out; it is for {needs})")
-    return options
+
+
+def refuse_without_effect(options: ScaleOptions) -> None:
+    """Raise `RecipeError` for the first option that has no effect."""
+    if options.oversubscribe and options.nodes is not None:
+        raise RecipeError("--oversubscribe: has no effect beside --nodes, where Slurm starts ranks (leave it out)")
+    short: dict[str, object] = {"--steps": options.steps, "--repeats": options.repeats}
+    given: dict[str, object]
+    if options.is_study:
+        given = {**short, "--mode": options.mode, "--accuracy": options.accuracy or None}
+        beside, fix = f"on {_STUDY_NAME}, which trains full runs", "leave it out"
+    elif options.accuracy:
+        given = {**short, "--target": options.target}
+        beside, fix = "beside --accuracy, which trains full runs", "leave it out; --seeds sets how many"
+    else:
+        given = {"--seeds": options.seeds, "--target": options.target}
+        beside, fix = "on short runs", "add --accuracy, or --batch-sizes for a batch-size study"
+    for option, value in given.items():
+        if value is not None:
+            raise RecipeError(f"{option}: {value} has no effect {beside} ({fix})")
+
+
+def parse_mode(options: ScaleOptions) -> ScalingMode:
+    """Return weak or strong. Raise `RecipeError` for another value of `--mode`."""
+    match options.mode:
+        case None | "weak":
+            return "weak"
+        case "strong":
+            return "strong"
+    raise RecipeError(f"--mode: {options.mode!r} is not a scaling mode (write weak or strong)")
+
+
+def build_grid(options: ScaleOptions) -> BatchGrid:
+    """Return the grid of a batch-size study. Raise `RecipeError` for invalid values."""
+    return BatchGrid(
+        batch_sizes=tuple(_parse_list("--batch-sizes", options.batch_sizes, _parse_batch_size)),
+        warmups=tuple(_parse_list("--warmups", options.warmups, _parse_warmup)),
+        rules=tuple(_parse_list("--lr-rules", options.lr_rules, _parse_rule)),
+    )
+
+
+def choose_target(options: ScaleOptions, train: Train) -> TargetCriterion | None:
+    """Return the target accuracy: `--target`, or the recipe's own. Raise `RecipeError` unless in (0, 1]."""
+    if options.target is not None:
+        if not 0 < options.target <= 1:
+            raise RecipeError(f"--target: {options.target:g} is not an accuracy (write 0.75 for 75 %)")
+        return TargetCriterion(options.target)
+    stop = train.stop
+    return None if stop == "off" else TargetCriterion(stop.top1, stop.patience)
+
+
+def read_ranks(text: str, gpus: int) -> list[int]:
+    """Return the ranks per node, sorted; for `auto` powers of two up to all `gpus` or cores.
+
+    Raise `WorldError` for an invalid list.
+    """
+    if text != "auto":
+        return _parse_numbers("--ranks", text)
+    return powers_of_two(gpus or usable_cores())
+
+
+def powers_of_two(most: int) -> list[int]:
+    """Return 1, 2, 4, ... and `most`."""
+    return sorted({*(2**power for power in range(most.bit_length())), most})
+
+
+def read_nodes(text: str | None) -> list[int]:
+    """Return the node counts, sorted; empty if omitted. Raise `WorldError` for an invalid list."""
+    return [] if text is None else _parse_numbers("--nodes", text)
+
+
+def single_number(option: str, numbers: list[int]) -> int:
+    """Return the only number. Raise `WorldError` for several."""
+    if len(numbers) > 1:
+        raise WorldError(f"{option}: {_STUDY_NAME} takes one number (write {option} {numbers[-1]})")
+    return numbers[0]
+
+
+def refuse_recipe(recipe: Recipe, options: ScaleOptions) -> None:
+    """Raise `RecipeError` for a recipe without ranks or evaluation, or that trains for unequal lengths."""
+    if recipe.parallel.strategy == "dataparallel" and not options.is_study:
+        fix = "set parallel.strategy=ddp"
+        raise RecipeError(f"parallel.strategy: dataparallel is one process, so there are no ranks to vary ({fix})")
+    if options.trains_fully and recipe.train.eval_every == "off":
+        raise RecipeError("train.eval_every: off leaves no accuracy to report (set train.eval_every=1ep)")
+    if options.trains_fully and recipe.train.steps != "auto" and _has_batches(options):
+        raise RecipeError(
+            f"train.steps: {recipe.train.steps} trains larger batches on more images, so that accuracies cannot be "
+            "compared (set train.epochs)"
+        )
+
+
+def _has_batches(options: ScaleOptions) -> bool:
+    if options.is_study:
+        return len(build_grid(options).batch_sizes) > 1
+    has_several = "auto" in options.rank_counts or "," in options.rank_counts or "," in (options.nodes or "")
+    return has_several and parse_mode(options) == "weak"
+
+
+def _parse_numbers(option: str, text: str) -> list[int]:
+    items = [word.strip() for word in text.split(",")]
+    wrong = next((word for word in items if not word.isdecimal() or int(word) < 1), None)
+    if wrong is not None:
+        raise WorldError(f"{option}: {wrong!r} is not a number of {option.removeprefix('--')} (write 1,2,4)")
+    return sorted({int(word) for word in items})
+
+
+def _parse_list(option: str, text: str | None, read: Callable[[str], ItemT]) -> Iterable[ItemT]:
+    """Return the items of a comma-separated list, without duplicates."""
+    items = [] if text is None else [word.strip() for word in text.split(",")]
+    try:
+        return dict.fromkeys(map(read, items))
+    except ValueError as error:
+        raise RecipeError(f"{option}: {error}") from None
+
+
+def _parse_batch_size(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise ValueError(f"{word!r} is not a batch size (write 128,512,2048)")
+    return int(word)
+
+
+def _parse_warmup(word: str) -> Duration:
+    return Duration.parse("0ep" if word == "0" else word)
+
+
+def _parse_rule(word: str) -> str:
+    if word not in LR_RULES:
+        raise ValueError(f"{word!r} is not a rule (write {', '.join(LR_RULES)}, or some of them)")
+    return word

@@ -3,11 +3,12 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from paceline.cli.experiment import finish_experiment, locked_experiment
+from paceline.cli.options import ScaleOptions
 from paceline.cli.tables import print_rows, print_table
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.results import MeasuredPoint, Predicted, PredictionResult
@@ -38,51 +39,37 @@ _INTERVAL_COVERAGE: Final = "88 %"
 """Share of intervals of published tables that held: benchmarks/results/prediction.json."""
 
 
-def predict_run(
-    run: Path,
-    *,
-    at: str = DEFAULT_RANKS,
-    ranks_per_node: int = RANKS_PER_NODE,
-    rank_batch: int | None = None,
-    network: str | None = None,
-    alpha_us: float | None = None,
-    gigabytes_per_s: float | None = None,
-    fixed_s: float | None = None,
-    epochs: float | None = None,
-    images: float | None = None,
-    price: float | None = None,
-    alone: Path | None = None,
-    run_dir: Path | None = None,
-    as_json: bool = False,
-) -> int:
-    """Run `paceline scale RUN --predict`, and return the exit code.
-
-    `alone`, a run of one rank with the same rank batch, separates communication from computation. `images` replaces
-    `epochs` of the run's training images. Raise `RecipeError` for invalid options.
-    """
+def predict_run(options: ScaleOptions) -> int:
+    """Run `paceline scale RUN --predict`, and return the exit code. Raise `RecipeError` for invalid options."""
+    run, images, epochs = Path(options.args[0]), options.images, options.epochs
     if epochs is not None and images is not None:
         raise RecipeError(
             f"--epochs: {epochs:g} and --images: {images:g} both set the length of the run (leave one out)"
         )
-    refuse_invalid_numbers(
-        {"--images": images, "--epochs": epochs, "--price": price, "--gigabytes-per-s": gigabytes_per_s}
-    )
-    refuse_invalid_numbers({"--rank-batch": rank_batch, "--ranks-per-node": ranks_per_node})
-    refuse_invalid_numbers({"--fixed-s": fixed_s, "--alpha-us": alpha_us}, allow_zero=True)
+    _refuse_invalid_numbers(options)
+    ranks_per_node = options.ranks_per_node or RANKS_PER_NODE
     step = read_measured_step(run, ranks_per_node=ranks_per_node)
-    if fixed_s is not None:
-        step = dataclasses.replace(step, fixed_s=fixed_s)
+    if options.fixed_s is not None:
+        step = dataclasses.replace(step, fixed_s=options.fixed_s)
     request = PredictionRequest(
-        at=parse_ranks(at),
+        at=parse_ranks(DEFAULT_RANKS if options.at is None else options.at),
         ranks_per_node=ranks_per_node,
-        rank_batch=rank_batch or step.rank_batch,
+        rank_batch=options.rank_batch or step.rank_batch,
         images=images or step.images * (epochs or 1.0),
-        price=price,
+        price=options.price,
     )
-    known = build_network(network, ranks_per_node=ranks_per_node, alpha_us=alpha_us, gigabytes_per_s=gigabytes_per_s)
-    prediction = predict_from_run(build_step_model(step, known, _read_single_rank(run, alone)), request)
+    network = build_network(
+        options.network,
+        ranks_per_node=ranks_per_node,
+        alpha_us=options.alpha_us,
+        gigabytes_per_s=options.gigabytes_per_s,
+    )
+    # A run of one rank with the same rank batch separates communication from computation.
+    prediction = predict_from_run(build_step_model(step, network, _read_single_rank(run, options.alone)), request)
     provenance = RunDir(run).read_result().provenance
-    output_prediction(prediction.model_copy(update={"provenance": provenance}), request, run_dir, as_json=as_json)
+    output_prediction(
+        prediction.model_copy(update={"provenance": provenance}), request, options.run_dir, as_json=options.as_json
+    )
     return 0
 
 
@@ -94,33 +81,28 @@ def _read_single_rank(run: Path, path: Path | None) -> MeasuredStep | None:
     return alone
 
 
-def predict_points(
-    points: Path,
-    *,
-    at: str = DEFAULT_RANKS,
-    ranks_per_node: int | None = None,
-    rank_batch: int | None = None,
-    images: float | None = None,
-    price: float | None = None,
-    run_dir: Path | None = None,
-    as_json: bool = False,
-) -> int:
+def predict_points(options: ScaleOptions) -> int:
     """Run `paceline scale --predict --points`, and return the exit code.
 
-    `ranks_per_node` defaults to the largest of the table; `price` is per rank-hour. Raise `RecipeError` for invalid
-    options, and `DataError` for an unusable table.
+    Raise `RecipeError` for invalid options, and `DataError` for an unusable table.
     """
-    refuse_invalid_numbers(
-        {"--ranks-per-node": ranks_per_node, "--rank-batch": rank_batch, "--images": images, "--price": price}
+    assert options.points is not None, "this mode has --points"
+    _refuse_invalid_numbers(options)
+    ranks, table = parse_ranks(DEFAULT_RANKS if options.at is None else options.at), read_points(options.points)
+    on_node = options.ranks_per_node or max(-(-point.ranks // point.nodes) for point in table)
+    request = build_request(
+        table,
+        ranks,
+        ranks_per_node=on_node,
+        rank_batch=options.rank_batch,
+        images=options.images,
+        price=options.price,
     )
-    ranks, table = parse_ranks(at), read_points(points)
-    on_node = ranks_per_node or max(-(-point.ranks // point.nodes) for point in table)
-    request = build_request(table, ranks, ranks_per_node=on_node, rank_batch=rank_batch, images=images, price=price)
-    prediction = predict_from_points(table, request, source=str(points))
-    if ranks_per_node is None:
+    prediction = predict_from_points(table, request, source=str(options.points))
+    if options.ranks_per_node is None:
         taken = f"nodes: {count(on_node, 'rank')} on each, the largest of the table (set --ranks-per-node to change it)"
         prediction = prediction.model_copy(update={"notes": (*prediction.notes, taken)})
-    output_prediction(prediction, request, run_dir, as_json=as_json)
+    output_prediction(prediction, request, options.run_dir, as_json=options.as_json)
     return 0
 
 
@@ -133,12 +115,13 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(word) for word in items))
 
 
-def refuse_invalid_numbers(options: Mapping[str, float | None], *, allow_zero: bool = False) -> None:
-    """Raise `RecipeError` for an option that is not finite and above 0, or at least 0 with `allow_zero`."""
-    for option, value in options.items():
-        if value is not None and not (math.isfinite(value) and (value > 0 or (allow_zero and value == 0))):
-            least = "0 or more" if allow_zero else "a number above 0"
-            raise RecipeError(f"{option}: {value:g} is out of range (write {least})")
+def _refuse_invalid_numbers(options: ScaleOptions) -> None:
+    """Raise `RecipeError` for an option that is not finite and above 0; some may be 0."""
+    for name in ("images", "epochs", "price", "gigabytes_per_s", "fixed_s", "alpha_us"):
+        value, may_be_zero = getattr(options, name), name in ("fixed_s", "alpha_us")
+        if value is not None and not (math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))):
+            least = "0 or more" if may_be_zero else "a number above 0"
+            raise RecipeError(f"--{name.replace('_', '-')}: {value:g} is out of range (write {least})")
 
 
 def show_prediction(result: PredictionResult, *, as_json: bool) -> None:

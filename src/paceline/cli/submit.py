@@ -14,8 +14,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.submit_args import build_shape, parse_submit_args
-from paceline.cli.submit_jobs import PreparedJob, build_jobs, prepare_job, refuse_local_run
+from paceline.cli.options import SubmitOptions
+from paceline.cli.submit_jobs import (
+    PreparedJob,
+    build_jobs,
+    build_shape,
+    parse_submit_args,
+    prepare_job,
+    refuse_local_run,
+)
 from paceline.cluster.job import ClusterJob
 from paceline.cluster.site import Site, load_site
 from paceline.cluster.slurm import build_script
@@ -96,34 +103,21 @@ class _JobFile:
     text: str
 
 
-def submit(
-    args: list[str],
-    *,
-    engine: str | None,
-    nodes: int,
-    ranks_per_node: int | None,
-    gpus_per_node: int,
-    site: str | None,
-    run_dir: Path | None,
-    own_code: bool = False,
-    array: bool,
-    wait: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
-    """Run `paceline submit`; return the exit code, with `wait` that of the job."""
-    request = parse_submit_args(args, own_code=own_code)
-    scheduler = _choose_engine(engine, os.environ)
-    cluster_site = _load_site(site, request.site, scheduler, os.environ)
-    _refuse_without_effect(scheduler, array=array, wait=wait, dry_run=dry_run)
-    shape = build_shape(request.verb, nodes, ranks_per_node, gpus_per_node)
-    run_dir = None if run_dir is None else run_dir.expanduser()
-    prepared = prepare_job(request, shape, run_dir, cluster_site.slurm.stage if scheduler == "slurm" else "off")
+def submit(options: SubmitOptions) -> int:
+    """Run `paceline submit`; return the exit code, with `--wait` that of the job."""
+    request = parse_submit_args(options.args, own_code=options.own_code)
+    scheduler = _choose_engine(options.engine, os.environ)
+    site = _load_site(options.site, request.site, scheduler, os.environ)
+    _refuse_without_effect(scheduler, options)
+    shape = build_shape(request.verb, options)
+    run_dir, as_json = options.run_dir and options.run_dir.expanduser(), options.as_json
+    stage = site.slurm.stage if scheduler == "slurm" else "off"
+    prepared = prepare_job(request, shape, run_dir, stage, array=options.array)
     if prepared.note:
         print(f"warning: {prepared.note}", file=sys.stderr)
-    with _claim_rundir(prepared, run_dir, dry_run=dry_run) as rundir:
-        written = _build_files(prepared, rundir, cluster_site, scheduler, array=array)
-        if dry_run:
+    with _claim_rundir(prepared, run_dir, dry_run=options.dry_run) as rundir:
+        written = _build_files(prepared, rundir, site, scheduler, array=options.array)
+        if options.dry_run:
             show_scripts(rundir.path, [(each.path, each.text) for each in written], as_json=as_json)
             return 0
         frozen = _frozen_files(prepared, written[-1].job)
@@ -131,12 +125,12 @@ def submit(
         with _remove_on_failure(frozen):
             _write_files(written, frozen)
             if scheduler == "kubernetes":
-                return _create_objects(written[-1], cluster_site, as_json=as_json)
+                return _create_objects(written[-1], site, as_json=as_json)
             slurm = SlurmClient(os.environ, lambda line: print(line, file=sys.stderr))
             queued = _queue_jobs(slurm, written)
-    submitted = Submission(tuple(queued), _output_file(slurm, queued[-1], cluster_site))
-    if wait:
-        is_known = cluster_site.slurm.output == "auto"
+    submitted = Submission(tuple(queued), _output_file(slurm, queued[-1], site))
+    if options.wait:
+        is_known = site.slurm.output == "auto"
         return follow_job(submitted, slurm, Path(submitted.output) if is_known else None, as_json=as_json)
     show_submitted(submitted, as_json=as_json)
     return 0
@@ -163,12 +157,12 @@ def _load_site(name: str | None, args: Sequence[str], engine: str, environ: Mapp
     return load_site(name or variable, args, user_file if user_file.is_file() else None, origin)
 
 
-def _refuse_without_effect(engine: str, *, array: bool, wait: bool, dry_run: bool) -> None:
-    if wait and dry_run:
+def _refuse_without_effect(engine: str, options: SubmitOptions) -> None:
+    if options.wait and options.dry_run:
         raise RecipeError("--wait: there is nothing to wait for with --dry-run (leave one out)")
-    if wait and engine != "slurm":
+    if options.wait and engine != "slurm":
         raise RecipeError(f"--wait: follows Slurm jobs, not {engine} jobs (leave it out)")
-    if array and engine != "slurm":
+    if options.array and engine != "slurm":
         raise RecipeError(f"--array: is for Slurm, not for {engine} (leave it out)")
 
 

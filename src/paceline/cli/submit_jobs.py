@@ -1,39 +1,134 @@
-"""Check what a job would run, and build its command; experiments can be arrays of tasks."""
+"""Parse what `paceline submit` is to run, check it, and build its jobs; experiments can be arrays of tasks."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.args import count_ranks, refuse_length, split_recipe_args
-from paceline.cli.scale_options import measuring_options
-from paceline.cli.scale_settings import ScaleOptions, read_nodes, read_ranks
-from paceline.cli.submit_args import RANK_VERBS, JobShape, SubmitRequest, read_options, refuse_few_gpus
+from paceline.cli.args import split_recipe_args
+from paceline.cli.options import JOB_VERBS, LadderOptions, ProfileOptions, ScaleOptions, SubmitOptions, parse_options
+from paceline.cli.scale_options import ScaleMode, powers_of_two, read_nodes, select_mode
 from paceline.cluster.job import ClusterJob
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.run_dir import RunDir, is_run
+from paceline.core.units import count
 from paceline.lab.repeat import ArrayTask
 from paceline.recipe.consent import OWN_CODE, has_plugins, require_consent, settings_have_plugins
 from paceline.recipe.load import DEFAULT, PRESETS, Patch, find_recipe, load
 from paceline.recipe.plan import divide_batch, resolve_batch, small_batch_warning
 from paceline.recipe.schema import Recipe
 
-_AUTO_RANKS: Final = "auto"
-_NON_ARRAY_OPTIONS: Final = ("run_dir", "task", "list_only")
-"""Options that the starter of a task sets, or that start none."""
-_DEFAULT_LADDER: Final = "auto"
+RANK_VERBS: Final = ("train", "eval")
+"""Verbs whose ranks the scheduler starts; the others start their own processes."""
+_ONE_NODE_VERBS: Final = ("ladder", "tune", "profile")
+_SITE_FIELD: Final = re.compile(r"(slurm|kubernetes)\.[a-z_.]+=.*", re.DOTALL)
+_REFUSED_OPTIONS: Final = {
+    "--run-dir": "write it before `--`",
+    "--dry-run": "write it before `--`",
+    "--resume": "leave it out: a job resumes the run in its run directory",
+    "--task": "add --array before `--`",
+    "--list": "leave it out, and write paceline ladder --list",
+}
+_REFUSED_RANK_OPTIONS: Final = {
+    "--ranks": "write --ranks-per-node before `--`",
+    "--max-restarts": "leave it out: the scheduler restarts a job",
+    "--port": "leave it out: ranks rendezvous on the scheduler's nodes",
+}
+_VERB_SITE_FIELDS: Final = (
+    ("slurm.stage", ("train",), "write data.stage=FOLDER"),
+    ("slurm.srun", RANK_VERBS, "leave it out: it is started without srun"),
+)
+"""Site fields that only some verbs use."""
 
 
 @dataclass(frozen=True)
-class TaskArray:
-    """Arguments of `paceline` for a whole experiment, and its tasks.
+class SubmitRequest:
+    """Verb with its `args` (recipe and overrides), `options` and `site` fields.
 
-    `--run-dir DIR --task K` runs task K; `--run-dir DIR` alone runs missing runs, and concludes.
+    With `own_code` the job may import code that a file names.
     """
 
-    args: tuple[str, ...]
-    tasks: tuple[ArrayTask, ...]
+    verb: str
+    args: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    site: tuple[str, ...] = ()
+    own_code: bool = False
+
+    def has_option(self, name: str) -> bool:
+        """Return whether option `name`, such as --ranks, was given."""
+        return any(word.partition("=")[0] == name for word in self.options)
+
+    def parse(self) -> Any:
+        """Return the options of the verb. Raise typer's usage error."""
+        options: Any = parse_options(self.verb, JOB_VERBS[self.verb], [*self.args, *self.options])
+        return replace(options, own_code=self.own_code)
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """Nodes of a job, and ranks and GPUs per node."""
+
+    nodes: int
+    ranks_per_node: int
+    gpus_per_node: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks on all nodes."""
+        return self.nodes * self.ranks_per_node
+
+
+def parse_submit_args(args: Sequence[str], *, own_code: bool = False) -> SubmitRequest:
+    """Parse a verb (default: train), its arguments up to the first that begins with `-`, and its options.
+
+    Raise `RecipeError` for an option that `paceline submit` sets itself, and typer's usage error for an unknown one.
+    """
+    verb, rest = (args[0], args[1:]) if args and args[0] in JOB_VERBS else ("train", args)
+    first = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
+    site = tuple(word for word in rest[:first] if _SITE_FIELD.fullmatch(word))
+    request = SubmitRequest(
+        verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site, own_code
+    )
+    ours = {**_REFUSED_OPTIONS, **_REFUSED_RANK_OPTIONS} if verb in RANK_VERBS else _REFUSED_OPTIONS
+    for option, fix in ours.items():
+        if request.has_option(option):
+            raise RecipeError(f"{option}: is not an option of {verb} in a job ({fix})")
+    _refuse_late_args(request)
+    if request.has_option(OWN_CODE):  # consent on either side of `--` counts
+        options = tuple(word for word in request.options if word != OWN_CODE)
+        request = replace(request, options=options, own_code=True)
+    _refuse_site_without_effect(request)
+    return request
+
+
+def _refuse_late_args(request: SubmitRequest) -> None:
+    """Raise `RecipeError` for an argument among the options, and typer's usage error for unknown options."""
+    verb, args = request.verb, request.args
+    if verb == "eval" and not args:
+        return  # a missing run has a message of its own
+    given = request.parse()
+    given_args = [given.run, *given.overrides] if verb == "eval" else given.args
+    if len(given_args) > len(args):
+        raise RecipeError(f"{str(given_args[len(args)])!r}: is among the options of {verb} (write it before `--`)")
+
+
+def _refuse_site_without_effect(request: SubmitRequest) -> None:
+    for field, verbs, fix in _VERB_SITE_FIELDS:
+        if request.verb not in verbs and any(word.partition("=")[0] == field for word in request.site):
+            raise RecipeError(f"{field}: has no effect on {request.verb} ({fix})")
+
+
+def build_shape(verb: str, options: SubmitOptions) -> JobShape:
+    """Return the shape of a job; by default, one rank per GPU.
+
+    Raise `WorldError` for several nodes if the verb uses one.
+    """
+    nodes, gpus = options.nodes, options.gpus_per_node
+    if nodes > 1 and verb in _ONE_NODE_VERBS:
+        raise WorldError(f"--nodes: {nodes}, but {verb} measures on one node (write --nodes 1; scale takes several)")
+    return JobShape(nodes, options.ranks_per_node or max(1, gpus), gpus)
 
 
 @dataclass(frozen=True)
@@ -66,8 +161,12 @@ class PreparedJob:
         return f"ladder-{digest}/{self.name.removeprefix('ladder-')}.yaml"
 
 
-def prepare_job(request: SubmitRequest, shape: JobShape, run_dir: Path | None, stage: str) -> PreparedJob:
+def prepare_job(
+    request: SubmitRequest, shape: JobShape, run_dir: Path | None, stage: str, *, array: bool
+) -> PreparedJob:
     """Check everything that needs neither data nor torch; `stage` is the site's staging folder, or off.
+
+    The tasks of an `array` get ranks even if `--ranks` is auto, as this machine may have none of the job's GPUs.
 
     Raise `RecipeError` or `WorldError` for errors that the job would hit.
     """
@@ -77,9 +176,9 @@ def prepare_job(request: SubmitRequest, shape: JobShape, run_dir: Path | None, s
         case "eval":
             return _prepare_eval(request, shape, run_dir)
         case "ladder":
-            return _prepare_ladder(request, shape)
+            return _prepare_ladder(request, shape, array=array)
         case _:
-            return _prepare_experiment(request, shape)
+            return _prepare_experiment(request, shape, array=array)
 
 
 def refuse_local_run(prepared: PreparedJob, mount: str) -> None:
@@ -117,15 +216,11 @@ def build_jobs(
     if not array:
         return [main]
 
-    parts = build_array(request.verb, request.args, request.options, shape.ranks_per_node)
-    verb, *args = parts.args
-    main = replace(
-        main, args=(verb, *_frozen_args(prepared, main, args), *_consent_args(prepared), "--run-dir", str(run_dir))
-    )
+    tasks = list_tasks(request)
     # All tasks get the cores that the largest needs: a run on fewer cores would not be reused on more.
-    most = max(-(-task.ranks // task.nodes) for task in parts.tasks)
+    most = max(-(-task.ranks // task.nodes) for task in tasks)
     main = replace(main, ranks_per_node=max(main.ranks_per_node, most))
-    return [*_build_array_jobs(main, parts.tasks), main]
+    return [*_build_array_jobs(main, tasks), main]
 
 
 def _build_array_jobs(main: ClusterJob, tasks: Sequence[ArrayTask]) -> list[ClusterJob]:
@@ -134,6 +229,16 @@ def _build_array_jobs(main: ClusterJob, tasks: Sequence[ArrayTask]) -> list[Clus
         numbers = tuple(task.number for task in tasks if task.nodes == nodes)
         jobs.append(replace(main, name=f"{main.name}-tasks", nodes=nodes, tasks=numbers))
     return jobs
+
+
+def _refuse_few_gpus(shape: JobShape, device: str) -> None:
+    """Raise `WorldError` for more ranks than GPUs per node."""
+    if device != "cpu" and 0 < shape.gpus_per_node < shape.ranks_per_node:
+        gpus = count(shape.gpus_per_node, "GPU")
+        raise WorldError(
+            f"--ranks-per-node: {shape.ranks_per_node} on {gpus} per node (write {shape.gpus_per_node}, or set "
+            "parallel.device=cpu)"
+        )
 
 
 def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None, stage: str) -> PreparedJob:
@@ -146,7 +251,7 @@ def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None
         loaded = load(name, Patch((("data.stage", stage), *overrides.assignments)))
     if loaded.recipe.parallel.strategy == "dataparallel" and shape.num_ranks > 1:
         raise RecipeError("parallel.strategy: dataparallel is one process (write --nodes 1 --ranks-per-node 1)")
-    refuse_few_gpus(shape, loaded.recipe.parallel.device)
+    _refuse_few_gpus(shape, loaded.recipe.parallel.device)
     recipe = loaded.recipe
     if run_dir is not None and is_run(run_dir) and not loaded.is_from_command_line("data.rank_batch_size"):
         from paceline.training.resume import keep_batch_size
@@ -169,39 +274,28 @@ def _prepare_eval(request: SubmitRequest, shape: JobShape, run_dir: Path | None)
         raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which writes to its run (leave it out)")
     loaded = load(str(run), Patch.parse(list(request.args[1:])))
     require_consent(loaded, own_code=request.own_code, paths=("model", "data.source"))
-    refuse_few_gpus(shape, loaded.recipe.parallel.device)
+    _refuse_few_gpus(shape, loaded.recipe.parallel.device)
     name = f"eval-{loaded.name}"
     return PreparedJob(request, shape, name, loaded.recipe, own_code=request.own_code, run=run.absolute())
 
 
-def _prepare_ladder(request: SubmitRequest, shape: JobShape) -> PreparedJob:
-    from paceline.lab.ladder_file import dump_ladder, list_ladders, load_ladder, require_consent_to_rungs
+def _prepare_ladder(request: SubmitRequest, shape: JobShape, *, array: bool) -> PreparedJob:
+    from paceline.cli.ladder import AUTO_LADDER, build_ladder_request, split_ladder_args
+    from paceline.lab.ladder_file import dump_ladder, list_ladders
 
-    given = read_options("ladder", [*request.args, *request.options])
-    names = [word for word in request.args if "=" not in word]
-    named = [word.removeprefix("recipe=") for word in request.args if word.startswith("recipe=")]
-    recipes = [*names[1:], *named, *([given["recipe"]] if given["recipe"] is not None else [])]
-    overrides = Patch.parse([word for word in request.args if "=" in word and not word.startswith("recipe=")])
-    if len(recipes) > 1:
-        raise RecipeError(f"{recipes[1]!r}: a ladder varies one recipe, and {recipes[0]!r} is one (drop one of them)")
-    refuse_length(overrides, "a ladder", purpose="compare")
-    name = names[0] if names else _DEFAULT_LADDER
-    ladder = load_ladder(name)
-    recipe = recipes[0] if recipes else ladder.recipe
-    loaded = load(recipe, overrides)
-    require_consent(loaded, own_code=request.own_code)
-    require_consent_to_rungs(ladder, name, own_code=request.own_code)
-    count_ranks(given["ranks"], {})
-    is_frozen = not _is_preset(recipe)
-    whole = replace(ladder, recipe=str(find_recipe(recipe).absolute()) if is_frozen else recipe)
-    text = "" if name in list_ladders() else dump_ladder(whole)
+    options = request.parse()
+    ladder_request, args = build_ladder_request(options), split_ladder_args(options)
+    ladder, loaded, name = ladder_request.ladder, ladder_request.loaded, args.ladder or AUTO_LADDER
+    is_frozen = not _is_preset(ladder.recipe)
+    recipe = str(find_recipe(ladder.recipe).absolute()) if is_frozen else ladder.recipe
+    text = "" if name in list_ladders() else dump_ladder(replace(ladder, recipe=recipe))
     if is_frozen or text:
-        recipe_args = (word for word in request.args if "=" in word and not word.startswith("recipe="))
-        request = replace(request, args=(name, recipe, *recipe_args), options=_without_recipe(request.options))
-    request = _with_ranks(request, shape)
+        overrides = (word for word in request.args if "=" in word and not word.startswith("recipe="))
+        request = replace(request, args=(name, ladder.recipe, *overrides), options=_without_recipe(request.options))
     needs_consent = (is_frozen and has_plugins(loaded.recipe)) or any(
         settings_have_plugins(rung.patch.values()) for rung in ladder.rungs
     )
+    request = _with_ranks(request, shape, array=array)
     name = f"ladder-{ladder.name}"
     return PreparedJob(request, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=needs_consent)
 
@@ -215,55 +309,65 @@ def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(frozen)
 
 
-def _prepare_experiment(request: SubmitRequest, shape: JobShape) -> PreparedJob:
+def _prepare_experiment(request: SubmitRequest, shape: JobShape, *, array: bool) -> PreparedJob:
     recipe_name, overrides = split_recipe_args(list(request.args))
+    options = request.parse()
+    if isinstance(options, ScaleOptions):
+        shape = _with_nodes(options, shape)
+        request = _with_ranks_and_nodes(request, options, shape, array=array)
+    else:
+        request = _with_ranks(request, shape, array=array)
     loaded = load(recipe_name, overrides)
     require_consent(loaded, own_code=request.own_code)
-    name, is_frozen = f"{request.verb}-{loaded.name}", not _is_preset(recipe_name)
-    needs_consent = is_frozen and has_plugins(loaded.recipe)
-    if request.verb == "scale":
-        shape = _with_nodes(request, shape)
-        return PreparedJob(
-            _with_ranks_and_nodes(request, shape), shape, name, loaded.recipe, is_frozen, own_code=needs_consent
-        )
-    can_resume = request.verb != "profile" or request.has_option("--vary")
-    request = _with_ranks(request, shape)
-    return PreparedJob(request, shape, name, loaded.recipe, is_frozen, own_code=needs_consent, can_resume=can_resume)
+    is_frozen = not _is_preset(recipe_name)
+    return PreparedJob(
+        request,
+        shape,
+        f"{request.verb}-{loaded.name}",
+        loaded.recipe,
+        is_frozen,
+        own_code=is_frozen and has_plugins(loaded.recipe),
+        can_resume=not isinstance(options, ProfileOptions) or bool(options.vary),
+    )
 
 
 def _is_preset(name: str) -> bool:
     return find_recipe(name).is_relative_to(PRESETS)
 
 
-def _with_nodes(request: SubmitRequest, shape: JobShape) -> JobShape:
+def _with_nodes(options: ScaleOptions, shape: JobShape) -> JobShape:
     """Return the shape with the nodes that a study needs. Raise `WorldError` if fewer were requested."""
-    most = max(
-        read_nodes(measuring_options(read_options("scale", [*request.args, *request.options]))["nodes"]), default=1
-    )
+    mode = select_mode(options)
+    if mode != ScaleMode.RANKS:
+        raise RecipeError(f"{mode}: has no tasks (start it by itself)")
+    most = max(read_nodes(options.nodes), default=1)
     if 1 < shape.nodes < most:
         raise WorldError(f"--nodes: {shape.nodes}, but the study goes to {most} (write --nodes {most} before `--`)")
     return replace(shape, nodes=max(shape.nodes, most))
 
 
-def _with_ranks(request: SubmitRequest, shape: JobShape) -> SubmitRequest:
-    if request.has_option("--ranks"):
-        return request
-    return replace(request, options=(*request.options, "--ranks", str(shape.ranks_per_node)))
+def _with_ranks(request: SubmitRequest, shape: JobShape, *, array: bool) -> SubmitRequest:
+    return _add_ranks(request, str(shape.ranks_per_node), array=array)
 
 
-def _with_ranks_and_nodes(request: SubmitRequest, shape: JobShape) -> SubmitRequest:
+def _with_ranks_and_nodes(
+    request: SubmitRequest, options: ScaleOptions, shape: JobShape, *, array: bool
+) -> SubmitRequest:
     """Return a study with ranks and nodes: unless given, powers of two up to all."""
-    options = list(request.options)
-    is_study = any(map(request.has_option, ("--batch-sizes", "--warmups", "--lr-rules")))
-    if not request.has_option("--ranks"):
-        options += ["--ranks", str(shape.ranks_per_node) if is_study else _doubling(shape.ranks_per_node)]
-    if shape.nodes > 1 and not request.has_option("--nodes"):
-        options += ["--nodes", str(shape.nodes) if is_study else _doubling(shape.nodes)]
-    return replace(request, options=tuple(options))
+    ranks, nodes = (
+        str(most) if options.is_study else ",".join(map(str, powers_of_two(most)))
+        for most in (shape.ranks_per_node, shape.nodes)
+    )
+    request = _add_ranks(request, ranks, array=array)
+    if shape.nodes > 1 and options.nodes is None:
+        request = replace(request, options=(*request.options, "--nodes", nodes))
+    return request
 
 
-def _doubling(most: int) -> str:
-    return ",".join(map(str, sorted({*(2**power for power in range(most.bit_length()) if 2**power <= most), most})))
+def _add_ranks(request: SubmitRequest, ranks: str, *, array: bool) -> SubmitRequest:
+    if request.has_option("--ranks") and not (array and request.parse().ranks == "auto"):
+        return request
+    return replace(request, options=(*request.options, "--ranks", ranks))
 
 
 def _job_args(prepared: PreparedJob, job: ClusterJob) -> tuple[str, ...]:
@@ -303,51 +407,15 @@ def _frozen_args(prepared: PreparedJob, job: ClusterJob, args: Sequence[str]) ->
     return (*args[:index], *frozen, *args[index + len(frozen) :])
 
 
-def build_array(verb: str, args: Sequence[str], options: Sequence[str], ranks_per_node: int) -> TaskArray:
-    """Return the array of `ladder` or `scale` with its arguments and options.
+def list_tasks(request: SubmitRequest) -> tuple[ArrayTask, ...]:
+    """Return the tasks of a ladder or a scaling study. Raise `PacelineError` for arguments that do not fit."""
+    match request.parse():
+        case LadderOptions() as options:
+            from paceline.cli.ladder import plan_ladder_tasks
 
-    `ranks_per_node` is the default for `--ranks`. Raise `PacelineError` for arguments that do not fit, and typer's
-    usage error for unknown options.
-    """
-    match verb:
-        case "ladder":
-            return _ladder_array([*args, *options], ranks_per_node)
-        case "scale":
-            return _scale_array([*args, *options], ranks_per_node)
-    raise RecipeError(f"--array: {verb} has no independent tasks (it is for ladder and scale)")
+            return plan_ladder_tasks(options)
+        case ScaleOptions() as options:
+            from paceline.cli.scale import list_scale_tasks
 
-
-def _ladder_array(args: list[str], ranks_per_node: int) -> TaskArray:
-    from paceline.cli.ladder import plan_ladder_tasks
-
-    given = _read_verb_options("ladder", args)
-    ranks, command_args = given["ranks"], args
-    if ranks == _AUTO_RANKS:
-        ranks, command_args = str(ranks_per_node), [*args, "--ranks", str(ranks_per_node)]
-    request = {name: given[name] for name in ("recipe", "steps", "repeats")}
-    return TaskArray(("ladder", *command_args), plan_ladder_tasks(list(given["args"] or []), ranks, **request))
-
-
-def _scale_array(args: list[str], ranks_per_node: int) -> TaskArray:
-    from paceline.cli.scale import list_scale_tasks
-
-    given = _read_verb_options("scale", args)
-    request = {
-        name: value for name, value in measuring_options(given).items() if name not in (*_NON_ARRAY_OPTIONS, "own_code")
-    }
-    options, command_args = ScaleOptions(**request), args
-    if options.ranks == _AUTO_RANKS:
-        known = [ranks_per_node] if options.is_study else read_ranks(_AUTO_RANKS, ranks_per_node)
-        ranks = ",".join(map(str, known))
-        options, command_args = ScaleOptions(**request | {"ranks": ranks}), [*args, "--ranks", ranks]
-    return TaskArray(("scale", *command_args), list_scale_tasks(list(given["args"] or []), options))
-
-
-def _read_verb_options(verb: str, args: Sequence[str]) -> dict[str, Any]:
-    """Return a verb's options by parameter name. Raise `RecipeError` for one that no array has."""
-    given = read_options(verb, args)
-    for name in _NON_ARRAY_OPTIONS:
-        if given.get(name):
-            option = "--list" if name == "list_only" else f"--{name.replace('_', '-')}"
-            raise RecipeError(f"{option}: is not an option of an array (leave it out)")
-    return given
+            return list_scale_tasks(options)
+    raise RecipeError(f"--array: {request.verb} has no independent tasks (it is for ladder and scale)")

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from paceline.cli.args import count_ranks, refuse_length, split_recipe_args
@@ -17,6 +16,7 @@ from paceline.cli.experiment import (
     refuse_launcher,
     warm_cache_before,
 )
+from paceline.cli.options import ProfileOptions
 from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.tables import print_rows, print_table
@@ -45,45 +45,38 @@ class _SweepRequest:
     recipe: Recipe
     sweep: Sweep
     ranks: int
-    steps: int
-    repeats: int
-    oversubscribe: bool
+    options: ProfileOptions
 
     @property
     def key_values(self) -> dict[str, Any]:
         """All that the runs depend on."""
         values = [trial.name for trial in self.sweep.trials]
-        length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats}
+        length = {"ranks": self.ranks, "steps": self.options.steps, "repeats": self.options.repeats}
         return {"verb": "profile --vary", "recipe": self.recipe.to_dict(), "values": values, **length}
 
 
-def sweep(
-    args: list[str],
-    ranks: str,
-    run_dir: Path | None,
-    *,
-    varied: Sequence[str],
-    steps: int,
-    repeats: int,
-    own_code: bool,
-    oversubscribe: bool,
-    as_json: bool,
-) -> int:
+def sweep(options: ProfileOptions) -> int:
     """Run `paceline profile --vary`, and return the exit code."""
-    name, overrides = split_recipe_args(args)
+    if options.trace or options.nvtx:
+        given = "trace" if options.trace else "nvtx"
+        raise RecipeError(f"--{given}: slows down the runs that --vary compares (leave one out)")
+    name, overrides = split_recipe_args(options.args)
     refuse_length(overrides, "a profile", purpose="profile")
     refuse_launcher("profile --vary")
     loaded = load(name, overrides)
-    require_consent(loaded, own_code=own_code)
+    require_consent(loaded, own_code=options.own_code)
     if loaded.recipe.measure.trace != "off" or loaded.recipe.measure.nvtx != "off":
         raise RecipeError("--vary: compares speeds, which traces and NVTX ranges change (leave measure.* out)")
-    num_ranks = count_ranks(ranks, os.environ)
-    refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
+    num_ranks = count_ranks(options.ranks, os.environ)
+    refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
-    recipe = apply_patch(loaded.recipe, build_measurement_patch(loaded.recipe, steps, overrides))
-    values = build_sweep(varied, recipe, num_ranks, repeats)
-    request = _SweepRequest(loaded, recipe, values, num_ranks, steps, repeats, oversubscribe)
-    with locked_experiment(f"profile-vary-{loaded.name}", request.key_values, run_dir, as_json=as_json) as folder:
+    recipe = apply_patch(loaded.recipe, build_measurement_patch(loaded.recipe, options.steps, overrides))
+    values = build_sweep(options.vary, recipe, num_ranks, options.repeats)
+    request = _SweepRequest(loaded, recipe, values, num_ranks, options)
+    as_json = options.as_json
+    with locked_experiment(
+        f"profile-vary-{loaded.name}", request.key_values, options.run_dir, as_json=as_json
+    ) as folder:
         result = read_finished(folder, SweepResult) or _run_sweep(request, folder, as_json=as_json)
     show_sweep(result, folder, as_json=as_json)
     return 0
@@ -93,12 +86,14 @@ def _run_sweep(request: _SweepRequest, folder: ExperimentDir, *, as_json: bool) 
     trials, outcomes = request.sweep.trials, []
     write_recipe(request.loaded.recipe, folder.recipe)
     write_recipe(request.recipe, folder.measured)
-    total = len(trials) * request.repeats
+    total = len(trials) * request.options.repeats
     with (
         interrupt_on_signals(*STOP_SIGNALS),
         progress_output(progress_console(as_json=as_json), total) as (on_start, print_line),
     ):
-        print_line(f"{count(total, 'run')} of {count(request.recipe.measure.warmup_steps + request.steps, 'step')}")
+        print_line(
+            f"{count(total, 'run')} of {count(request.recipe.measure.warmup_steps + request.options.steps, 'step')}"
+        )
 
         runner = TrialRunner(
             request.recipe,
@@ -110,10 +105,10 @@ def _run_sweep(request: _SweepRequest, folder: ExperimentDir, *, as_json: bool) 
             before_run=warm_cache_before(request.recipe, on_start),
             reuse_policy=ReusePolicy(folder.replaced, print_line),
             timeout_s=RUN_TIMEOUT_S,
-            oversubscribe=request.oversubscribe,
+            oversubscribe=request.options.oversubscribe,
         )
-        for outcome in run_interleaved(lambda repeat: alternate_order(trials, repeat), request.repeats, runner):
-            print_line(_outcome_line(outcome, request.repeats))
+        for outcome in run_interleaved(lambda repeat: alternate_order(trials, repeat), request.options.repeats, runner):
+            print_line(_outcome_line(outcome, request.options.repeats))
             outcomes.append(outcome)
     result = _build_result(request, outcomes)
     finish_experiment(folder, result)
@@ -138,9 +133,9 @@ def _build_result(request: _SweepRequest, outcomes: Sequence[TrialOutcome]) -> S
         recipe=request.loaded.name,
         recipe_hash=request.loaded.recipe.hash,
         ranks=request.ranks,
-        steps=request.steps,
+        steps=request.options.steps,
         warmup_steps=request.recipe.measure.warmup_steps,
-        repeats=request.repeats,
+        repeats=request.options.repeats,
         points=points,
         fastest=fastest,
         sentence=sentence,

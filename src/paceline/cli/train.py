@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline.cli.args import split_recipe_args
+from paceline.cli.options import TrainOptions
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, starting_message
 from paceline.cli.start_time import START_TIME_S
 from paceline.core.console import progress_console
@@ -30,42 +31,33 @@ if TYPE_CHECKING:
     from paceline.training.preemption import Interrupts
 
 
-def train(
-    args: list[str],
-    ranks: str,
-    run_dir: Path | None,
-    *,
-    resume: bool,
-    dry_run: bool,
-    own_code: bool = False,
-    max_restarts: int,
-    port: int,
-    as_json: bool,
-    oversubscribe: bool = False,
-) -> int:
+def train(options: TrainOptions) -> int:
     """Run `paceline train`, and return the exit code."""
-    if not dry_run:
+    run_dir, as_json = options.run_dir, options.as_json
+    if not options.dry_run:
         progress_console(as_json=as_json)  # a process that starts ranks must survive a lost console too
-    name, patch = split_recipe_args(args)
-    if resume:
+    name, patch = split_recipe_args(options.args)
+    if options.resume:
         name = find_run_to_resume(name, run_dir)
     loaded = load(name, patch)
-    require_consent(loaded, own_code=own_code)
+    require_consent(loaded, own_code=options.own_code)
     world = enter_world()
     # The default is the run's own number of ranks.
-    if resume and ranks == "auto" and world.launcher == "single":
+    ranks = options.ranks
+    if options.resume and ranks == "auto" and world.launcher == "single":
         ranks = _previous_ranks((run_dir or Path(name)).expanduser())
-    num_ranks = ranks_to_start(ranks, world, loaded.recipe.parallel, oversubscribe=oversubscribe)
+    num_ranks = ranks_to_start(ranks, world, loaded.recipe.parallel, oversubscribe=options.oversubscribe)
+    max_restarts = options.max_restarts
     if max_restarts and world.launcher in ("torchrun", "slurm"):
         fix = "torchrun --max-restarts" if world.launcher == "torchrun" else "sbatch --requeue"
         raise WorldError(f"--max-restarts: {max_restarts}, but the ranks were started by {world.launcher} (use {fix})")
     divide_batch(resolve_batch(loaded.recipe, num_ranks), num_ranks)
-    if dry_run:
+    if options.dry_run:
         from paceline.cli.dry_run import dry_run as show
 
-        resumed_run = RunDir((run_dir or Path(name)).expanduser()) if resume else None
+        resumed_run = RunDir((run_dir or Path(name)).expanduser()) if options.resume else None
         return show(loaded, world, num_ranks, as_json=as_json, resumed=resumed_run)
-    rundir = choose_rundir(name, loaded, run_dir, world, resume=resume)
+    rundir = choose_rundir(name, loaded, run_dir, world, resume=options.resume)
     try:
         if world.launcher == "single" and not as_json:  # with --json, an error is the only line on stderr
             out = progress_console(as_json=False)
@@ -74,10 +66,10 @@ def train(
             grace_s = loaded.recipe.checkpoint.grace.seconds
             extra = [] if run_dir is not None else ["--run-dir", str(rundir.path)]
             # A launcher has restarted this process: continue the run that it began.
-            if world.may_be_restarted and not resume and _is_from_this_launch(rundir):
+            if world.may_be_restarted and not options.resume and _is_from_this_launch(rundir):
                 extra.append("--resume")
-            return start_ranks(num_ranks, port, extra, grace_s=grace_s, max_restarts=max_restarts)
-        return _train_rank(loaded, world, rundir, resume=resume, as_json=as_json)
+            return start_ranks(num_ranks, options.port, extra, grace_s=grace_s, max_restarts=max_restarts)
+        return _train_rank(loaded, world, rundir, resume=options.resume, as_json=as_json)
     finally:
         if run_dir is None:
             rundir.release()

@@ -18,6 +18,7 @@ from paceline.cli.experiment import (
     refuse_launcher,
     warm_cache_before,
 )
+from paceline.cli.options import TuneOptions
 from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.tables import print_rows, print_table
@@ -52,19 +53,15 @@ class _TuneRequest:
     loaded: LoadedRecipe
     recipe: Recipe
     space: SearchSpace
-    vary: tuple[str, ...]
-    allow_batch: bool
     ranks: int
-    steps: int
-    repeats: int
-    budget: int | None
-    oversubscribe: bool = False
+    options: TuneOptions
 
     @property
     def key_values(self) -> dict[str, Any]:
         """All that the runs depend on."""
-        space = {"vary": list(self.vary), "allow_batch": self.allow_batch}
-        length = {"ranks": self.ranks, "steps": self.steps, "repeats": self.repeats, "budget": self.budget}
+        options = self.options
+        space = {"vary": options.vary, "allow_batch": options.allow_batch}
+        length = {"ranks": self.ranks, "steps": options.steps, "repeats": options.repeats, "budget": options.budget}
         return {"verb": "tune", "recipe": self.recipe.to_dict(), **space, **length}
 
     def apply(self, patch: Patch) -> Recipe | None:
@@ -78,65 +75,34 @@ class _TuneRequest:
         return varied
 
 
-def tune(
-    args: list[str],
-    ranks: str,
-    run_dir: Path | None,
-    *,
-    steps: int,
-    repeats: int,
-    vary: list[str],
-    allow_batch: bool,
-    budget: int | None,
-    own_code: bool = False,
-    as_json: bool,
-    oversubscribe: bool = False,
-) -> int:
+def tune(options: TuneOptions) -> int:
     """Run `paceline tune`, and return the exit code."""
-    name, overrides = split_recipe_args(args)
-    refuse_length(overrides, "a search", purpose="compare")
-    refuse_launcher("tune")
-    request = _build_request(
-        name,
-        overrides,
-        ranks,
-        vary,
-        allow_batch=allow_batch,
-        steps=steps,
-        repeats=repeats,
-        budget=budget,
-        oversubscribe=oversubscribe,
-    )
-    require_consent(request.loaded, own_code=own_code)
-    with locked_experiment(f"tune-{request.loaded.name}", request.key_values, run_dir, as_json=as_json) as folder:
+    request = _build_request(options)
+    as_json = options.as_json
+    name, key = f"tune-{request.loaded.name}", request.key_values
+    with locked_experiment(name, key, options.run_dir, as_json=as_json) as folder:
         result = read_finished(folder, TuneResult) or _run_search(request, folder, as_json=as_json)
     show_tune(result, folder, as_json=as_json)
     return 0
 
 
-def _build_request(
-    name: str,
-    overrides: Patch,
-    ranks: str,
-    args: list[str],
-    *,
-    allow_batch: bool,
-    steps: int,
-    repeats: int,
-    budget: int | None,
-    oversubscribe: bool,
-) -> _TuneRequest:
+def _build_request(options: TuneOptions) -> _TuneRequest:
+    name, overrides = split_recipe_args(options.args)
+    refuse_length(overrides, "a search", purpose="compare")
+    refuse_launcher("tune")
     loaded = load(name, overrides)
+    require_consent(loaded, own_code=options.own_code)
     # The recipe and one candidate, then pairs of both.
-    least = 2 + 2 * repeats
-    if budget is not None and budget < least:
-        needs = f"the recipe, one change, and {count(repeats, 'pair')}"
-        raise RecipeError(f"--budget: {budget} is less than the {least} runs of {needs} (raise it, or lower --repeats)")
-    num_ranks = count_ranks(ranks, os.environ)
-    refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=oversubscribe)
+    least = 2 + 2 * options.repeats
+    if options.budget is not None and options.budget < least:
+        needs = f"the recipe, one change, and {count(options.repeats, 'pair')}"
+        fix = "raise it, or lower --repeats"
+        raise RecipeError(f"--budget: {options.budget} is less than the {least} runs of {needs} ({fix})")
+    num_ranks = count_ranks(options.ranks, os.environ)
+    refuse_too_many(num_ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))
     measured = apply_patch(
-        loaded.recipe, build_measurement_patch(loaded.recipe, steps, overrides, lr_share=REDUCED_LR_SHARE)
+        loaded.recipe, build_measurement_patch(loaded.recipe, options.steps, overrides, lr_share=REDUCED_LR_SHARE)
     )
     divide_batch(measured, num_ranks)
     return _TuneRequest(
@@ -144,14 +110,9 @@ def _build_request(
         overrides=overrides,
         loaded=loaded,
         recipe=measured,
-        space=build_search_space(args, measured, allow_batch=allow_batch),
-        vary=tuple(args),
-        allow_batch=allow_batch,
+        space=build_search_space(options.vary, measured, allow_batch=options.allow_batch),
         ranks=num_ranks,
-        steps=steps,
-        repeats=repeats,
-        budget=budget,
-        oversubscribe=oversubscribe,
+        options=options,
     )
 
 
@@ -159,11 +120,10 @@ def _run_search(request: _TuneRequest, folder: ExperimentDir, *, as_json: bool) 
     out = progress_console(as_json=as_json)
     write_recipe(request.loaded.recipe, folder.recipe)
     write_recipe(request.recipe, folder.measured)
-    with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, request.budget) as (on_start, print_line):
-        most = "" if request.budget is None else f"up to {count(request.budget, 'run')}, "
-        print_line(
-            f"tuning {request.loaded.name}: {most}{count(request.repeats, 'pair')} of runs per promising candidate"
-        )
+    with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, request.options.budget) as (on_start, print_line):
+        budget, pairs = request.options.budget, count(request.options.repeats, "pair")
+        most = "" if budget is None else f"up to {count(budget, 'run')}, "
+        print_line(f"tuning {request.loaded.name}: {most}{pairs} of runs per promising candidate")
 
         runner = TrialRunner(
             request.recipe,
@@ -175,15 +135,15 @@ def _run_search(request: _TuneRequest, folder: ExperimentDir, *, as_json: bool) 
             before_run=warm_cache_before(request.recipe, on_start),
             reuse_policy=ReusePolicy(folder.replaced, print_line),
             timeout_s=RUN_TIMEOUT_S,
-            oversubscribe=request.oversubscribe,
+            oversubscribe=request.options.oversubscribe,
         )
         outcome = Search(
             bench=TrialBench(request.recipe, runner.run),
             space=request.space,
             apply_patch=request.apply,
-            steps=request.steps,
-            repeats=request.repeats,
-            budget=request.budget,
+            steps=request.options.steps,
+            repeats=request.options.repeats,
+            budget=request.options.budget,
             report=print_line,
         ).search()
     _write_tuned_recipe(request, outcome, folder.path / _TUNED_RECIPE)
@@ -215,9 +175,9 @@ def _build_result(request: _TuneRequest, outcome: SearchResult, folder: Experime
         recipe=request.loaded.name,
         recipe_hash=request.loaded.recipe.hash,
         ranks=request.ranks,
-        steps=request.steps,
+        steps=request.options.steps,
         warmup_steps=request.recipe.measure.warmup_steps,
-        repeats=request.repeats,
+        repeats=request.options.repeats,
         first=outcome.first,
         best=outcome.best,
         gain=outcome.gain,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.allreduce import show_allreduce, time_allreduce, write_measurement
+from paceline.cli.options import ScaleOptions
 from paceline.core.errors import WorldError
 from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming, fit_link, read_all_reduce_file
 
@@ -42,4 +43,4 @@ def test_a_file_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path):
 @pytest.mark.parametrize("name", ["wire", "wire.txt", "a+b.json"])
 def test_a_file_that_no_network_could_be_named_by_is_refused_before_anything_is_measured(name: str):
     with pytest.raises(WorldError, match=r"^--out: .* \(name a file such as net\.json, without \+\)"):
-        time_allreduce("not even read", Path(name), as_json=False)
+        time_allreduce(ScaleOptions(ranks="not even read", out=Path(name)))

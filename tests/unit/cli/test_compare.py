@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.compare import compare
+from paceline.cli.options import CompareOptions
 from paceline.core.errors import PacelineError, RecipeError
 
 MADE = Path(__file__).parents[1] / "report" / "compare" / "made.py"
@@ -31,7 +32,11 @@ def runs(made, tmp_path_factory):
 
 
 def work(runs, *, target=None, metric="top1", fail_below=(), out=None, as_json=False):
-    return compare(list(runs), target=target, metric=metric, fail_below=list(fail_below), out=out, as_json=as_json)
+    return compare(
+        CompareOptions(
+            runs=list(runs), target=target, metric=metric, fail_below=list(fail_below), out=out, as_json=as_json
+        )
+    )
 
 
 def test_tables_and_the_statement_are_printed(runs, capsys):

@@ -10,12 +10,13 @@ import pytest
 from PIL import Image
 
 from paceline.cli import data_bench
-from paceline.cli.data_bench import BenchRequest, _conclusions, bench_data
+from paceline.cli.data_bench import _conclusions, bench_data
+from paceline.cli.options import DataBenchOptions
 from paceline.core.errors import DataError
 from paceline.data.native import load_native
 from paceline.lab.loader_bench import BenchRow, LoaderMeasurement, summarize_measurements
 
-OPTIONS = BenchRequest(seconds=0.1, rounds=2, images=100, packs=True, cold=True)
+OPTIONS = DataBenchOptions(seconds=0.1, rounds=2, images=100, workers="1", as_json=True)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def measured(monkeypatch):
 
 
 def test_files_and_a_pack_of_them_are_measured_warm_and_cold(photographs, measured, capsys):
-    assert bench_data(str(photographs), [], OPTIONS, "2", None, as_json=True) == 0
+    assert bench_data(replace(OPTIONS, src=str(photographs), workers="2", as_json=True)) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["cache"]) for row in printed["rows"]] == measured
     assert {"inline, folder", "threads, folder", "processes, folder", "threads, pack"} <= {name for name, _ in measured}
@@ -62,7 +63,7 @@ def test_files_and_a_pack_of_them_are_measured_warm_and_cold(photographs, measur
 
 def test_tables_fit_a_narrow_terminal(photographs, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert bench_data(str(photographs), [], OPTIONS, "2", None, as_json=False) == 0
+    assert bench_data(replace(OPTIONS, src=str(photographs), workers="2", as_json=False)) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert any(line.startswith("files in memory, medians of 2") for line in lines)
@@ -98,8 +99,7 @@ def test_a_loader_is_fastest_only_if_rates_do_not_overlap(rows, printed):
 
 
 def test_without_a_pack_and_the_disk_less_is_measured(photographs, measured, capsys):
-    calls = replace(OPTIONS, packs=False, cold=False)
-    assert bench_data(str(photographs), [], calls, "1", None, as_json=True) == 0
+    assert bench_data(replace(OPTIONS, src=str(photographs), packs=False, cold=False)) == 0
     assert [cache for _, cache in measured] == ["warm"] * 4
     printed = json.loads(capsys.readouterr().out)
     assert not any("pack" in row["name"] for row in printed["rows"])
@@ -108,7 +108,7 @@ def test_without_a_pack_and_the_disk_less_is_measured(photographs, measured, cap
 
 def test_a_pack_is_not_made_without_free_space(photographs, capsys, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10}))
-    assert bench_data(str(photographs), [], OPTIONS, "1", None, as_json=True) == 0
+    assert bench_data(replace(OPTIONS, src=str(photographs))) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["notes"][-1].startswith("no pack was measured: ") and "has 10 bytes free" in printed["notes"][-1]
 
@@ -118,19 +118,19 @@ def test_a_cold_read_from_memory_is_reported(photographs, capsys, monkeypatch):
         return [summarize_measurements(*turn, [LoaderMeasurement(100, 1.0, 0.5, 10_000, 0)]) for turn in turns]
 
     monkeypatch.setattr(data_bench, "run_bench", take_turns)
-    bench_data(str(photographs), [], OPTIONS, "1", None, as_json=True)
+    bench_data(replace(OPTIONS, src=str(photographs)))
     assert "cold results are not cold" in json.loads(capsys.readouterr().out)["notes"][-1]
 
 
 def test_the_result_is_written_to_out(photographs, tmp_path, capsys):
-    assert bench_data(str(photographs), [], OPTIONS, "1", tmp_path / "a/b", as_json=True) == 0
+    assert bench_data(replace(OPTIONS, src=str(photographs), out=tmp_path / "a/b")) == 0
     assert json.loads((tmp_path / "a/b/bench.json").read_text()) == json.loads(capsys.readouterr().out)
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"^--out: "):
-        bench_data(str(photographs), [], OPTIONS, "1", tmp_path / "file/x", as_json=True)
+        bench_data(replace(OPTIONS, src=str(photographs), out=tmp_path / "file/x"))
 
 
 def test_pixels_in_memory_are_measured_as_they_are(measured, capsys):
     words = ["data.source.num_images=50", "data.source.image_size=8"]
-    assert bench_data("synthetic", words, OPTIONS, "1", None, as_json=True) == 0
+    assert bench_data(replace(OPTIONS, src="synthetic", overrides=words)) == 0
     assert measured == [("inline, pixels", "warm"), ("device, pixels", "warm"), ("ceiling: memcpy", "warm")]

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from paceline.cli.data_inspect import list_validation
+from paceline.cli.options import DataInspectOptions
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
@@ -39,7 +40,7 @@ def listed(capsys):
     """Return a function that gives the lines that are printed of a source."""
 
     def lines(src, *words):
-        assert list_validation(str(src), list(words), as_json=False) == 0
+        assert list_validation(DataInspectOptions(src=str(src), overrides=list(words))) == 0
         return capsys.readouterr().out.splitlines()
 
     return lines
@@ -67,7 +68,7 @@ def test_listed_images_are_those_a_run_validates_on(photographs, listed, tmp_pat
 
     kept = tmp_path / "kept"
     (tmp_path / "run" / "checkpoints").rename(kept)
-    assert list_validation(str(tmp_path / "run"), [], as_json=False) == 0
+    assert list_validation(DataInspectOptions(src=str(tmp_path / "run"))) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == found, "stdout is the list and nothing else"
     assert err == (
@@ -85,7 +86,7 @@ def test_listed_images_are_those_a_run_validates_on(photographs, listed, tmp_pat
 
 def test_json_has_names_and_source(photographs, capsys, listed):
     names = listed(photographs)
-    assert list_validation(str(photographs), [], as_json=True) == 0
+    assert list_validation(DataInspectOptions(src=str(photographs), as_json=True)) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["held_out"] == names and len(names) == 2
     assert printed["source"]["root"] == str(photographs) and len(printed["digest"]) == 16
@@ -102,9 +103,9 @@ def test_a_validation_folder_is_listed_too(photographs, tmp_path, listed):
 
 def test_pixels_in_memory_have_no_names_to_list():
     with pytest.raises(RecipeError, match=r"^--held-out: digits is pixels in memory"):
-        list_validation(None, [], as_json=False)
+        list_validation(DataInspectOptions())
 
 
 def test_looking_into_all_images_is_not_listing_them():
     with pytest.raises(RecipeError, match=r"^--all: inspects images"):
-        list_validation("digits", [], inspect_all=True, as_json=False)
+        list_validation(DataInspectOptions(src="digits", inspect_all=True))

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from paceline.cli.data_verify import verify_data
+from paceline.cli.options import DataVerifyOptions
 from paceline.core.errors import DataError, RecipeError, WorldError
 
 
@@ -25,7 +26,7 @@ def photographs(tmp_path):
 
 def test_good_images_are_counted(photographs, capsys):
     words, _ = photographs
-    assert verify_data(words, "2", as_json=False) == 0
+    assert verify_data(DataVerifyOptions(args=words, workers="2")) == 0
     out, err = capsys.readouterr()
     assert re.fullmatch(r"12 images, 0 bad \([\d,]+ images/s, 2 workers\)\n", out)
     assert err == ""
@@ -39,7 +40,7 @@ def test_bad_images_are_listed_and_end_in_one_error(photographs, capsys):
     (root / "val/cat/0.png").unlink()
     (root / "val/cat/0.png").symlink_to("gone.png")
     with pytest.raises(DataError) as caught:
-        verify_data(words, "1", as_json=False)
+        verify_data(DataVerifyOptions(args=words, workers="1"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"train  {root}/train/dog/1.png: cannot be decoded: ")
     assert lines[1] == f"val    {root}/val/cat/0.png: cannot be read: No such file or directory"
@@ -55,7 +56,7 @@ def test_json_is_the_only_output_on_stdout(photographs, capsys):
     words, root = photographs
     (root / "val/dog/1.png").write_bytes(b"")
     with pytest.raises(DataError):
-        verify_data(words, "2", as_json=True)
+        verify_data(DataVerifyOptions(args=words, workers="2", as_json=True))
     assert json.loads(capsys.readouterr().out) == {
         "images": 12,
         "bad": [{"split": "val", "index": 4, "path": f"{root}/val/dog/1.png", "reason": "is empty (0 bytes)"}],
@@ -67,7 +68,7 @@ def test_duplicates_are_printed_without_an_error(photographs, capsys):
     words, root = photographs
     for first, second in (("train/cat/0", "val/cat/7"), ("train/cat/1", "train/dog/7"), ("val/dog/2", "val/dog/8")):
         shutil.copy(root / f"{first}.png", root / f"{second}.png")
-    assert verify_data(words, "2", as_json=False) == 0
+    assert verify_data(DataVerifyOptions(args=words, workers="2")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         f"same   {root}/train/cat/1.png (train) and {root}/train/dog/7.png (train): in two classes",
@@ -76,7 +77,7 @@ def test_duplicates_are_printed_without_an_error(photographs, capsys):
     ]
     assert lines[3].startswith("15 images, 0 bad (")
     assert lines[4:] == ["3 images have duplicates, 6 samples in all: 1 in both splits, 1 in two classes"]
-    assert verify_data(words, "2", as_json=True) == 0
+    assert verify_data(DataVerifyOptions(args=words, workers="2", as_json=True)) == 0
     copies = json.loads(capsys.readouterr().out)["copies"]
     assert copies["first"][1] == {
         "images": [
@@ -90,9 +91,9 @@ def test_duplicates_are_printed_without_an_error(photographs, capsys):
 
 
 def test_pixels_in_memory_need_no_decoding(capsys):
-    assert verify_data([], "auto", as_json=False) == 0
+    assert verify_data(DataVerifyOptions(args=[], workers="auto")) == 0
     assert capsys.readouterr().out == "1,797 images, 0 bad (held in memory, nothing to decode)\n"
-    assert verify_data([], "auto", as_json=True) == 0
+    assert verify_data(DataVerifyOptions(args=[], workers="auto", as_json=True)) == 0
     assert json.loads(capsys.readouterr().out) == {"images": 1797, "bad": [], "copies": None}
 
 
@@ -101,7 +102,7 @@ def test_a_terminal_shows_a_bar(photographs, capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     words, _ = photographs
-    assert verify_data(words, "1", as_json=False) == 0
+    assert verify_data(DataVerifyOptions(args=words, workers="1")) == 0
     out, err = capsys.readouterr()
     assert "images/s" in err and "━" in err
     assert out.count("\n") == 1
@@ -110,11 +111,13 @@ def test_a_terminal_shows_a_bar(photographs, capsys, monkeypatch):
 @pytest.mark.parametrize("workers", ["0", "-1", "two", "1.5"])
 def test_workers_that_are_no_number_are_refused(workers):
     with pytest.raises(WorldError, match=f"^--workers: '{workers}' is not a number of processes"):
-        verify_data([], workers, as_json=False)
+        verify_data(DataVerifyOptions(args=[], workers=workers))
 
 
 def test_a_missing_source_is_refused_first(tmp_path):
     with pytest.raises(RecipeError, match="neither a preset"):
-        verify_data(["nothing"], "auto", as_json=False)
+        verify_data(DataVerifyOptions(args=["nothing"], workers="auto"))
     with pytest.raises(DataError, match="does not exist"):
-        verify_data(["data.source.name=folder", f"data.source.root={tmp_path}/none"], "auto", as_json=False)
+        verify_data(
+            DataVerifyOptions(args=["data.source.name=folder", f"data.source.root={tmp_path}/none"], workers="auto")
+        )

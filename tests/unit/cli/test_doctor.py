@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.cli.doctor import doctor
+from paceline.cli.options import DoctorOptions
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.results import CheckpointResult, RunResult
 from paceline.core.run_dir import RunDir, write_atomic
@@ -31,7 +32,7 @@ def run_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: str, mtbf: str | None = None) -> dict:
-        code = doctor(list(words), mtbf, as_json=True)
+        code = doctor(DoctorOptions(args=list(words), mtbf=mtbf, as_json=True))
         run_doctor = json.loads(capsys.readouterr().out)
         assert code == (run_doctor["state"] == "wrong")
         return run_doctor
@@ -81,7 +82,7 @@ def test_without_arguments_only_the_machine_is_checked(run_doctor) -> None:
 def test_a_problem_ends_with_1_with_and_without_json(run_doctor, capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     assert run_doctor()["state"] == "wrong"
-    assert doctor([], None, as_json=False) == 1
+    assert doctor(DoctorOptions()) == 1
     printed = capsys.readouterr().out
     assert (
         "WRONG" in printed
@@ -91,7 +92,7 @@ def test_a_problem_ends_with_1_with_and_without_json(run_doctor, capsys, monkeyp
 
 
 def test_a_named_folder_is_the_one_that_is_looked_at(capsys, tmp_path: Path) -> None:
-    assert doctor([], None, as_json=True, run_dir=Path("/proc/self/run")) == 1
+    assert doctor(DoctorOptions(as_json=True, run_dir=Path("/proc/self/run"))) == 1
     machine = json.loads(capsys.readouterr().out)["machine"]
     assert [check["name"] for check in machine if check["state"] == "wrong"] == ["disk"]
 
@@ -103,20 +104,20 @@ def test_ranks_of_a_launcher_are_checked_together_and_rank_0_prints(capsys, monk
     monkeypatch.delenv(WAITS)  # now it is as it was when the test is over
     slow = DoctorFinding("all-reduce", "look", "slow", "mend the cable")
     monkeypatch.setattr("paceline.lab.doctor.ranks.check_ranks", lambda world, own, environ, section: (slow,))
-    assert doctor([], None, as_json=True) == 0
+    assert doctor(DoctorOptions(as_json=True)) == 0
     assert os.environ[WAITS] == "1", "else NCCL ends the process where a rank does not answer"
     found = json.loads(capsys.readouterr().out)
     assert found["state"] == "look" and found["ranks"] == [slow.to_dict()] and found["machine"]
     monkeypatch.setattr("paceline.lab.doctor.ranks.check_ranks", lambda world, own, environ, section: None)
-    assert doctor([], None, as_json=True) == 0 and capsys.readouterr().out == ""
+    assert doctor(DoctorOptions(as_json=True)) == 0 and capsys.readouterr().out == ""
 
 
 def test_ranks_are_started_without_a_launcher(monkeypatch) -> None:
     monkeypatch.setattr("paceline.cli.doctor.start_ranks", lambda ranks, port, extra: 100 * ranks + port)
-    assert doctor([], None, as_json=True, ranks="2", port=7) == 207
+    assert doctor(DoctorOptions(as_json=True, ranks="2", port=7)) == 207
     monkeypatch.setattr("paceline.cli.doctor.enter_world", lambda: World(world_size=2, launcher="slurm"))
     with pytest.raises(WorldError, match="--ranks: 3, but 2 ranks were started by slurm"):
-        doctor([], None, as_json=True, ranks="3")
+        doctor(DoctorOptions(as_json=True, ranks="3"))
 
 
 def test_steps_failures_restarts_and_training_at_risk_are_printed(run_doctor, a_run: RunDir) -> None:
@@ -189,7 +190,7 @@ def test_a_run_without_steps_is_reported(run_doctor, a_run: RunDir) -> None:
 def test_a_terminal_gets_tables(a_run: RunDir, finished, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     a_run.write_result(finished.model_copy(update={"status": "preempted"}))
-    doctor([str(a_run.path)], "2h", as_json=False)
+    doctor(DoctorOptions(args=[str(a_run.path)], mtbf="2h"))
     printed = capsys.readouterr().out
     for words in (
         "this machine", "shared memory", "500.0 ms, the 99th percentile 1000.0 ms", "2 in 85 s: one in 42 s",
@@ -202,7 +203,7 @@ def test_a_terminal_gets_tables(a_run: RunDir, finished, capsys, monkeypatch: py
 @pytest.mark.parametrize("text", ["8", "2st", "0h", "soon"])
 def test_a_time_between_failures_that_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match=r"^--mtbf: ") as caught:
-        doctor([], text, as_json=True)
+        doctor(DoctorOptions(mtbf=text, as_json=True))
     assert len(str(caught.value).splitlines()) == 1
 
 

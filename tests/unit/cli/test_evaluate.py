@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.cli.evaluate import evaluate
+from paceline.cli.options import EvalOptions
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError
 from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
 from paceline.core.run_dir import RunDir
@@ -50,14 +51,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 @pytest.mark.parametrize(("name", "step"), [("last", 8), ("best", 4), ("4", 4), ("8", 8)])
 def test_a_checkpoint_is_chosen_by_its_name(run: Path, taken: list[Path], name: str, step: int) -> None:
-    assert evaluate(run, [], "1", name, port=0, as_json=True, per_class=False) == 0
+    assert evaluate(EvalOptions(run=run, ranks="1", checkpoint=name, as_json=True)) == 0
     assert [path.name for path in taken] == [f"step-{step:08d}"]
 
 
 def test_json_has_raw_and_averaged_weights_and_requested_classes(
     run: Path, taken: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evaluate(run, [], "1", "last", port=0, as_json=True, per_class=True)
+    evaluate(EvalOptions(run=run, ranks="1", as_json=True, classes=True))
     flat = {"images": 8, "top1": 0.5, "top5": 1.0, "loss": 1.0}
     classes = [{"class": "a", "images": 8, "correct": 4}]
     assert json.loads(capsys.readouterr().out) == {**flat, "ema": flat, "classes": classes}
@@ -75,14 +76,14 @@ def test_a_missing_checkpoint_is_refused_in_one_line(
     run: Path, taken: list[Path], name: str, kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        evaluate(run, [], "1", name, port=0, as_json=True, per_class=False)
+        evaluate(EvalOptions(run=run, ranks="1", checkpoint=name, as_json=True))
     assert message in str(caught.value) and len(str(caught.value).splitlines()) == 1
     assert taken == []
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="is not a run directory"):
-        evaluate(tmp_path, [], "1", "last", port=0, as_json=True, per_class=False)
+        evaluate(EvalOptions(run=tmp_path, ranks="1", as_json=True))
 
 
 SMALL = (
@@ -111,7 +112,7 @@ def test_out_gets_the_same_files_as_training_wrote(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "judged"
-    assert evaluate(trained, [], "1", "last", out=out, port=0, as_json=True, per_class=False) == 0
+    assert evaluate(EvalOptions(run=trained, ranks="1", out=out, as_json=True)) == 0
     printed = json.loads(capsys.readouterr().out)
     left = contents(out)
     expected = json.loads(left.pop("eval.json"))
@@ -125,7 +126,7 @@ def test_out_gets_the_same_files_as_training_wrote(
 def test_the_outputs_are_of_the_overridden_data_set(trained: Path, tmp_path: Path) -> None:
     words = ["data.source.num_val_images=5", "log.worst=0"]
     out = tmp_path / "other"
-    assert evaluate(trained, words, "1", "last", out=out, port=0, as_json=True, per_class=False) == 0
+    assert evaluate(EvalOptions(run=trained, overrides=words, ranks="1", out=out, as_json=True)) == 0
     assert sorted(contents(out)) == ["classes.csv", "confusion.csv", "eval.json"]
     expected = json.loads((out / "eval.json").read_text())
     assert (expected["images"], expected["overrides"]) == (5, words)
@@ -144,7 +145,7 @@ def test_weights_are_evaluated_despite_damaged_progress(
         manifest = json.loads(state.with_name("manifest.json").read_text())
         manifest["state.json"] = hashlib.sha256(text.encode()).hexdigest()
         state.with_name("manifest.json").write_text(json.dumps(manifest))
-        assert evaluate(run, [], "1", "last", port=0, as_json=True, per_class=False) == 0
+        assert evaluate(EvalOptions(run=run, ranks="1", as_json=True)) == 0
         assert json.loads(capsys.readouterr().out)["images"] == 8
 
 
@@ -153,7 +154,7 @@ def test_the_last_checkpoint_is_not_read_twice(
 ) -> None:
     read: list[Path] = []
     monkeypatch.setattr("paceline.training.resume.find_damage", read.append)
-    assert evaluate(trained, [], "1", "last", port=0, as_json=True, per_class=False) == 0
+    assert evaluate(EvalOptions(run=trained, ranks="1", as_json=True)) == 0
     assert read == []
 
 
@@ -164,7 +165,7 @@ def test_an_existing_folder_is_refused_before_evaluation(run: Path, taken: list[
         (tmp_path / "file" / "a", "cannot be created: Not a dir"),
     ):
         with pytest.raises(RecipeError, match=rf"^--out: {place} {output}.* \(name another.*\)$"):
-            evaluate(run, [], "1", "last", out=place, port=0, as_json=True, per_class=False)
+            evaluate(EvalOptions(run=run, ranks="1", out=place, as_json=True))
     assert taken == [] and (tmp_path / "file").read_text() == "mine"
 
 
@@ -175,5 +176,5 @@ def test_a_failed_evaluation_creates_no_folder(run: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setitem(sys.modules, "paceline.training.eval_run", SimpleNamespace(evaluate=work))
     with pytest.raises(PacelineError, match="nothing can be read"):
-        evaluate(run, [], "1", "last", out=tmp_path / "judged", port=0, as_json=True, per_class=False)
+        evaluate(EvalOptions(run=run, ranks="1", out=tmp_path / "judged", as_json=True))
     assert not (tmp_path / "judged").exists()

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from paceline.cli.export import export
+from paceline.cli.options import ExportOptions
 from paceline.core.errors import RecipeError
 
 MADE = Path(__file__).parents[1] / "inference" / "made_run.py"
@@ -33,9 +34,8 @@ def run(made_run, tmp_path_factory):
     return made_run.write(tmp_path_factory.mktemp("export") / "run")
 
 
-def work(run, out, format="safetensors", *, checkpoint="last", with_preprocessing=False, as_json=False, **more):
-    return export(run, format=format, out=out, checkpoint=checkpoint, with_preprocessing=with_preprocessing,
-                  as_json=as_json, **more)  # fmt: skip
+def work(run, out, format="safetensors", **more):
+    return export(ExportOptions(run=run, out=out, format=format, **more))
 
 
 def test_the_export_is_printed_with_its_parity(run, tmp_path, capsys):

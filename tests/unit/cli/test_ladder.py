@@ -6,6 +6,7 @@ import re
 import pytest
 
 from paceline.cli.ladder import _with_steps_time, ladder, show_ladder
+from paceline.cli.options import LadderOptions
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import LadderResult, ParityResult, RungResult
@@ -69,8 +70,7 @@ RESULT = LadderResult(
 
 def run_verb(words, **options):
     """Call the verb as the command line does."""
-    given = {"recipe": None, "steps": None, "repeats": None, "list_only": False, "as_json": False, **options}
-    return ladder(words, given.pop("ranks", "1"), None, **given)
+    return ladder(LadderOptions(args=list(words), **{"ranks": "1", **options}))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import ladder as verb
+from paceline.cli.options import LadderOptions
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult, ThroughputResult, TimeResult
 from paceline.core.run_dir import RunDir
@@ -104,8 +105,7 @@ def ladder(monkeypatch: pytest.MonkeyPatch, started: list[str]) -> Callable[...,
 
         monkeypatch.setattr(verb, "TrialRunner", partial(TrialRunner, spawn=start))
         folder = None if run_dir is None else Path(run_dir)
-        known = {"recipe": None, "steps": None, "repeats": None, "list_only": False, "as_json": False}
-        return verb.ladder(["own.yaml", *words], "1", folder, **{**known, **options})
+        return verb.ladder(LadderOptions(args=["own.yaml", *words], ranks="1", run_dir=folder, **options))
 
     return work
 

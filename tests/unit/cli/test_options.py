@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from paceline.cli.commands import predict
-from paceline.cli.options import not_distributed
+from paceline.cli.app import app, note_duplicate_work
+from paceline.core.errors import RecipeError
 
 NAMES = ("SLURM_", "RANK", "WORLD_SIZE", "TORCHELASTIC_", "PACELINE_LAUNCHER")
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
@@ -18,14 +18,14 @@ NOTE = (
 
 @pytest.fixture
 def printed(capsys, monkeypatch):
-    """Return stderr of a verb that returns 3."""
+    """Return what the verb prints."""
 
     def of(**environ: str) -> str:
         for name in [name for name in os.environ if name.startswith(NAMES)]:
             monkeypatch.delenv(name)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        assert not_distributed("verb")(lambda *, code: code)(code=3) == 3
+        note_duplicate_work("verb")
         out, err = capsys.readouterr()
         assert out == ""
         return err
@@ -58,5 +58,9 @@ def test_without_several_ranks_there_is_no_note(printed, environ) -> None:
     assert printed(**environ) == ""
 
 
-def test_predict_is_such_a_verb() -> None:
-    assert hasattr(predict, "__wrapped__")
+def test_predict_is_such_a_verb(monkeypatch, capsys) -> None:
+    for name, value in {**SRUN, "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match="no image was named"):
+        app(["predict", "run"], standalone_mode=False)
+    assert capsys.readouterr().err == NOTE.replace("verb", "predict")

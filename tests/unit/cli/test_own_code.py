@@ -10,6 +10,7 @@ from PIL import Image
 
 from paceline.cli.app import app
 from paceline.cli.data_source import read_source
+from paceline.cli.options import RecipesOptions
 from paceline.cli.recipes import recipes
 from paceline.core.errors import RecipeError
 from paceline.core.results import RunResult
@@ -121,8 +122,8 @@ def test_with_own_code_it_is_imported(left, name) -> None:
 
 
 def test_verbs_that_only_read_never_import_it(left, capsys) -> None:
-    recipes(["r.yaml"], origin=True, schema=False, as_json=False)
-    recipes(["run"], origin=False, schema=False, as_json=True)
+    recipes(RecipesOptions(args=["r.yaml"], origin=True))
+    recipes(RecipesOptions(args=["run"], as_json=True))
     for form in ("html", "md", "json"):
         verb("report", "run", "--format", form)
     verb("compare", "run", "run")

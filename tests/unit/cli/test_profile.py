@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import profile as verb
+from paceline.cli.options import ProfileOptions
 from paceline.cli.profile import show_profile
 from paceline.core.errors import RecipeError
 from paceline.core.results import (
@@ -245,8 +246,9 @@ def test_a_length_and_a_clock_that_is_off_are_refused(word: str, tmp_path: Path)
 
 
 def run_verb(folder: Path, *words: str, **options: Any) -> int:
-    requested = {"steps": 40, "repeats": 1, "probes": True, "trace": False, "nvtx": False, "as_json": True}
-    return verb.profile(["digits", *words], "1", folder / "run", **{**requested, **options})
+    return verb.profile(
+        ProfileOptions(args=["digits", *words], ranks="1", run_dir=folder / "run", **{"as_json": True, **options})
+    )
 
 
 @pytest.mark.parametrize(

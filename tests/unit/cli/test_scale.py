@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.cli import scale as verb
+from paceline.cli.options import ScaleOptions
 from paceline.cli.ranks import refuse_more_nodes, srun_starter
 from paceline.cli.scale import show_scale
-from paceline.cli.scale_settings import ScaleOptions, read_ranks
+from paceline.cli.scale_options import read_ranks
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import ScalePoint, ScaleResult
@@ -111,10 +112,7 @@ def scale(monkeypatch: pytest.MonkeyPatch, started: list[list[str]]) -> Callable
             return Child(command, fails)
 
         monkeypatch.setattr(verb, "start_process", start)
-        known = dict.fromkeys(
-            ("nodes", "mode", "steps", "repeats", "batch_sizes", "warmups", "lr_rules", "target", "seeds", "run_dir")
-        )
-        return verb.scale(list(words), **{**known, "ranks": "1,2", "accuracy": False, "as_json": False, **options})
+        return verb.scale(ScaleOptions(args=list(words), **{"ranks": "1,2", **options}))
 
     return work
 
@@ -191,8 +189,8 @@ def test_ranks_are_measured_alternating_and_printed(scale, started, capsys: pyte
 
 @pytest.mark.parametrize(("mode", "batches"), [("weak", [64, 128, 256]), ("strong", [64, 64, 64])])
 def test_a_batch_per_rank_is_scaled_from_the_smallest_number_of_ranks(mode: str, batches: list[int]) -> None:
-    options = ScaleOptions(ranks="2,4,8", mode=mode)
-    loaded, study = verb._load_study(["digits", "data.rank_batch_size=32"], options)
+    options = ScaleOptions(args=["digits", "data.rank_batch_size=32"], ranks="2,4,8", mode=mode)
+    loaded, study = verb._load_study(options)
     assert loaded.recipe == load("digits", Patch((("data.batch_size", 64),))).recipe
     assert [apply_patch(loaded.recipe, case.patch).data.batch_size for case in study.cases] == batches
 

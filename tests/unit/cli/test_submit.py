@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from paceline.cli.options import SubmitOptions
 from paceline.cli.submit import submit
-from paceline.cli.submit_args import JobShape, SubmitRequest
-from paceline.cli.submit_jobs import PreparedJob, refuse_local_run
+from paceline.cli.submit_jobs import JobShape, PreparedJob, SubmitRequest, refuse_local_run
 from paceline.core.errors import PacelineError
 from paceline.lab.ladder_file import load_ladder
 from paceline.recipe.load import Patch, load
@@ -52,9 +52,7 @@ def frozen(run: Path) -> Path:
 
 
 def run_verb(*words: str, **options: Any) -> int:
-    plain = {"nodes": 1, "gpus_per_node": 0, "array": False, "wait": False, "dry_run": False, "as_json": False}
-    none = dict.fromkeys(("engine", "ranks_per_node", "site", "run_dir"))
-    return submit(list(words), **none | plain | options)
+    return submit(SubmitOptions(args=list(words), **options))
 
 
 def complaint(*words: str, **options: Any) -> str:

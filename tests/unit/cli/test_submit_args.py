@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from paceline.cli.submit_args import parse_submit_args
+from paceline.cli.submit_jobs import parse_submit_args
 from paceline.core.errors import RecipeError
 
 USAGE_ERROR = typer.BadParameter.__mro__[1]

@@ -7,54 +7,61 @@ from pathlib import Path
 import pytest
 import typer
 
-from paceline.cli.submit_jobs import build_array
+from paceline.cli.submit_jobs import JobShape, SubmitRequest, list_tasks, parse_submit_args, prepare_job
 from paceline.core.errors import RecipeError
 
 WAIT_S = 60
 USAGE_ERROR = typer.BadParameter.__mro__[1]
 LIST = """
 import sys
-from paceline.cli.submit_jobs import build_array
-print(len(build_array("ladder", ["cpu"], [], 1).tasks), len(build_array("scale", [], ["--nodes", "1,2"], 4).tasks))
+from paceline.cli.submit_jobs import SubmitRequest, list_tasks
+requests = SubmitRequest("ladder", ("cpu",)), SubmitRequest("scale", (), ("--nodes", "1,2", "--ranks", "1,2,4"))
+print(*(len(list_tasks(each)) for each in requests))
 print([name for name in ("torch", "torchvision", "timm", "sklearn") if name in sys.modules])
 """
 
 
+def prepared(verb: str, *args: str, ranks: int) -> SubmitRequest:
+    """Return the request of a job array on one node of that many ranks."""
+    request = parse_submit_args([verb, *args])
+    return prepare_job(request, JobShape(1, ranks, 0), None, "off", array=True).request
+
+
 def test_a_ladder_has_a_task_for_each_turn_of_each_rung_on_the_ranks_of_a_node() -> None:
-    array = build_array("ladder", ["cpu", "seed=1"], ["--repeats", "2"], 4)
-    assert array.args == ("ladder", "cpu", "seed=1", "--repeats", "2", "--ranks", "4")
-    assert {task.nodes for task in array.tasks} == {1} and len(array.tasks) % 2 == 0
-    assert array.tasks[0].description.endswith(", turn 1 of 2") and array.tasks[0].number == 1
+    request = prepared("ladder", "cpu", "seed=1", "--repeats", "2", ranks=4)
+    assert request.options == ("--repeats", "2", "--ranks", "4")
+    tasks = list_tasks(request)
+    assert {task.nodes for task in tasks} == {1} and len(tasks) % 2 == 0
+    assert tasks[0].description.endswith(", turn 1 of 2") and tasks[0].number == 1
 
 
 def test_a_study_over_nodes_has_tasks_on_as_many_nodes_as_each_point() -> None:
-    array = build_array("scale", ["digits"], ["--nodes", "1,2", "--repeats", "1"], 4)
-    assert array.args == ("scale", "digits", "--nodes", "1,2", "--repeats", "1", "--ranks", "1,2,4")
-    assert [(task.nodes, task.ranks) for task in array.tasks] == [(1, 1), (1, 2), (1, 4), (2, 8)]
+    request = prepared("scale", "digits", "--nodes", "1,2", "--repeats", "1", ranks=4)
+    assert request.options == ("--nodes", "1,2", "--repeats", "1", "--ranks", "1,2,4")
+    assert [(task.nodes, task.ranks) for task in list_tasks(request)] == [(1, 1), (1, 2), (1, 4), (2, 8)]
 
 
 def test_a_study_of_batches_has_a_task_for_each_run_on_all_ranks() -> None:
-    array = build_array("scale", [], ["--batch-sizes", "64,128", "--seeds", "3"], 2)
-    assert array.args[-2:] == ("--ranks", "2")
-    assert [(task.nodes, task.ranks) for task in array.tasks] == [(1, 2)] * 6
+    request = prepared("scale", "--batch-sizes", "64,128", "--seeds", "3", ranks=2)
+    assert request.options[-2:] == ("--ranks", "2")
+    assert [(task.nodes, task.ranks) for task in list_tasks(request)] == [(1, 2)] * 6
 
 
-def test_given_ranks_are_kept() -> None:
-    assert build_array("ladder", ["cpu"], ["--ranks", "2"], 4).args == ("ladder", "cpu", "--ranks", "2")
-    array = build_array("scale", ["--ranks", "1,2"], ["--repeats", "1"], 4)
-    assert array.args == ("scale", "--ranks", "1,2", "--repeats", "1")
-    assert [task.ranks for task in array.tasks] == [1, 2]
+def test_given_ranks_are_kept_but_auto_is_replaced() -> None:
+    """`auto` would count the GPUs of the machine that submits."""
+    assert prepared("ladder", "cpu", "--ranks", "2", ranks=4).options == ("--ranks", "2")
+    assert prepared("ladder", "cpu", "--ranks", "auto", ranks=4).options == ("--ranks", "auto", "--ranks", "4")
+    request = prepared("scale", "--ranks", "1,2", "--repeats", "1", ranks=4)
+    assert request.options == ("--ranks", "1,2", "--repeats", "1")
+    assert [task.ranks for task in list_tasks(request)] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("verb", "options", "message"),
     [
         ("train", [], r"^--array: train has no independent tasks \(it is for ladder and scale\)$"),
-        ("ladder", ["--run-dir", "x"], r"^--run-dir: is not an option of an array \(leave it out\)$"),
-        ("ladder", ["--task", "1"], "^--task: is not an option of an array"),
-        ("ladder", ["--list"], "^--list: is not an option of an array"),
+        ("ladder", ["--list"], r"^--list: is not an option of ladder in a job \(leave it out"),
         ("ladder", ["train.epochs=3"], "^train.epochs: 3 has no effect on a ladder"),
-        ("scale", ["--run-dir", "x"], "^--run-dir: is not an option of an array"),
         ("scale", ["--collective"], "^--collective: has no tasks"),
         ("scale", ["run", "--predict"], "^--predict RUN: has no tasks"),
         ("scale", ["--at", "8"], "^--at: 8 has no effect in this mode"),
@@ -63,12 +70,12 @@ def test_given_ranks_are_kept() -> None:
 )
 def test_a_verb_without_tasks_is_no_array(verb: str, options: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        build_array(verb, [], options, 1)
+        list_tasks(prepared(verb, *options, ranks=1))
 
 
 def test_options_that_the_verb_does_not_have_are_refused_as_by_the_verb() -> None:
     with pytest.raises(USAGE_ERROR, match="No such option: --reapeats"):
-        build_array("ladder", ["cpu"], ["--reapeats", "2"], 1)
+        prepared("ladder", "cpu", "--reapeats", "2", ranks=1)
 
 
 def test_tasks_are_listed_without_torch(tmp_path: Path) -> None:

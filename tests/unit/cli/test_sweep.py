@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import sweep as under_test
-from paceline.cli.commands import profile
+from paceline.cli.options import ProfileOptions
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import SweepResult
@@ -64,7 +64,10 @@ def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
     def of(varied: str, repeats: int = 2, *, as_json: bool = False) -> int:
         folder = tmp_path / "sweep"
-        return profile(["digits"], "1", folder, steps=10, repeats=repeats, vary=[varied], as_json=as_json)
+        options = ProfileOptions(
+            args=["digits"], ranks="1", run_dir=folder, steps=10, repeats=repeats, vary=[varied], as_json=as_json
+        )
+        return under_test.sweep(options)
 
     return of
 
@@ -101,4 +104,4 @@ def test_the_first_error_is_raised_if_nothing_was_measured(sweep, tmp_path: Path
 @pytest.mark.parametrize("option", ["trace", "nvtx"])
 def test_tracing_is_refused_beside_vary(option: str) -> None:
     with pytest.raises(RecipeError, match=f"^--{option}: slows down the runs that --vary compares"):
-        profile(["digits"], vary=["data.workers=0,1"], **{option: True})
+        under_test.sweep(ProfileOptions(args=["digits"], vary=["data.workers=0,1"], **{option: True}))

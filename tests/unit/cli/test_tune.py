@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.cli import tune as under_test
+from paceline.cli.options import TuneOptions
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import TuneResult
@@ -65,11 +66,10 @@ def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             "steps": 20,
             "repeats": 2,
             "vary": ["train.precision=fp32,bf16", "train.accumulate=1,2"],
-            "allow_batch": False,
-            "budget": None,
-            "as_json": False,
         }
-        return under_test.tune(["digits", *words], "1", tmp_path / "tune", **{**values, **options})
+        return under_test.tune(
+            TuneOptions(args=["digits", *words], ranks="1", run_dir=tmp_path / "tune", **{**values, **options})
+        )
 
     return of
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from paceline.cli.app import app
-from paceline.cli.submit_args import parse_submit_args
+from paceline.cli.submit_jobs import parse_submit_args
 
 ROOT = Path(__file__).parents[3]
 PLACE = ROOT / "docs" / "reference" / "make_cli.py"
