@@ -15,6 +15,7 @@ from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir, open_experiment
+from paceline.core.experiments.results import RungResult, ScalePoint
 from paceline.core.experiments.task_lock import lock_task
 from paceline.core.run_dir import RunDir
 from paceline.data.files import printable
@@ -25,6 +26,7 @@ from paceline.parallel.environ import world_from_environ
 from paceline.recipe.schema import Recipe
 
 ResultT = TypeVar("ResultT", bound=Experiment)
+RowT = TypeVar("RowT", RungResult, ScalePoint)
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
 RUN_TIMEOUT_S: Final = 1800.0
@@ -133,3 +135,22 @@ def finish_experiment(folder: ExperimentDir, result: Experiment) -> None:
     # Last but the report: the result file marks the experiment as complete.
     folder.write(result)
     try_write_report(RunDir(folder.path))
+
+
+def with_steps_time(row: RowT, num_steps: int) -> RowT:
+    """Return a rung or a point of a scaling with the time of all counted steps."""
+    return row if row.step_s is None else row.model_copy(update={"steps_s": num_steps * row.step_s})
+
+
+def show_experiment(result: Experiment, folder: ExperimentDir, *, as_json: bool) -> None:
+    """Print the summary of an experiment's report, and its folder."""
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    from paceline.report.experiment_tables import build_experiment_page
+    from paceline.report.render_terminal import print_page
+
+    print_page(build_experiment_page(folder, result))
+    print(f"folder: {printable(folder.path)}")
+    if folder.report.is_file():
+        print(f"report: {printable(folder.report)}")

@@ -1,7 +1,6 @@
 """`paceline scale`: train a recipe on more ranks and nodes, or with larger batches, and compare."""
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.args import count_ranks, refuse_length, refuse_no_clock, split_recipe_args
-from paceline.cli.experiment import STOP_SIGNALS, finish_experiment, locked_experiment, read_finished, run_task
+from paceline.cli.experiment import (
+    STOP_SIGNALS,
+    finish_experiment,
+    locked_experiment,
+    read_finished,
+    run_task,
+    show_experiment,
+    with_steps_time,
+)
 from paceline.cli.options import ScaleOptions
 from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
 from paceline.cli.ranks import (
@@ -30,17 +37,13 @@ from paceline.cli.scale_options import (
     refuse_without_effect,
     single_number,
 )
-from paceline.cli.tables import print_table
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, WorldError
 from paceline.core.experiments.experiment_dir import ExperimentDir
-from paceline.core.experiments.results import BatchPoint, ScalePoint, ScaleResult
+from paceline.core.experiments.results import ScaleResult
 from paceline.core.run_dir import write_atomic
-from paceline.core.statistics import Interval
-from paceline.core.units import accuracy, count, milliseconds, number, seconds, share
-from paceline.data.files import printable
+from paceline.core.units import accuracy, count
 from paceline.lab.patches import build_measurement_patch
-from paceline.lab.predict.points import POINTS_FILE
 from paceline.lab.process import start_process
 from paceline.lab.repeat import (
     ArrayTask,
@@ -68,12 +71,6 @@ from paceline.parallel.environ import count_gpus
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load
 from paceline.recipe.plan import resolve_batch
-from paceline.report.scaling_page import build_curves_command
-
-_BLANK = "-"
-_TEXT_COLUMNS = ("bottleneck", "warm-up", "rule")
-_NUM_KEY_COLUMNS = 3
-"""Columns that identify a row of a batch-size study: batch size, warm-up and rule."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ def scale(options: ScaleOptions) -> int:
             _write_points(result, folder)
             finish_experiment(folder, result)
 
-    show_scale(result, folder, as_json=as_json)
+    show_experiment(result, folder, as_json=as_json)
     return 0
 
 
@@ -206,7 +203,7 @@ def _build_rank_study(
         caution = describe_shared_cores(recipe.parallel, layouts, _provenance(outcomes))
         points = build_scale_points(planned, outcomes)
         if not options.accuracy:
-            points = tuple(_with_steps_time(point, options.num_steps) for point in points)
+            points = tuple(with_steps_time(point, options.num_steps) for point in points)
         return {"points": points, "caution": caution}
 
     study = _ScaleStudy(
@@ -217,10 +214,6 @@ def _build_rank_study(
         left_out=[f"{point.ranks.name}: left out: {point.error}" for point in planned if point.case is None],
     )
     return loaded, study
-
-
-def _with_steps_time(point: ScalePoint, num_steps: int) -> ScalePoint:
-    return point if point.step_s is None else point.model_copy(update={"steps_s": num_steps * point.step_s})
 
 
 def _build_batch_study(
@@ -334,11 +327,10 @@ def _write_points(result: ScaleResult, folder: ExperimentDir) -> None:
     text = format_points_csv(result.points)
     if not text:
         return
-    path = folder.path / POINTS_FILE
     try:
-        write_atomic(path, text)
+        write_atomic(folder.points, text)
     except OSError as error:
-        raise PacelineError(f"{path}: cannot be written: {error.strerror} (free some room)") from None
+        raise PacelineError(f"{folder.points}: cannot be written: {error.strerror} (free some room)") from None
 
 
 def _provenance(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
@@ -374,147 +366,3 @@ def _build_result(
             ),
         }
     )
-
-
-def show_scale(result: ScaleResult, folder: ExperimentDir, *, as_json: bool) -> None:
-    """Print the result, and its folder."""
-    if as_json:
-        print(result.model_dump_json(indent=2))
-        return
-    if result.mode == "batch":
-        _print_batches(result)
-    else:
-        _print_points(result)
-    if result.caution:
-        print(f"caution: {result.caution}")
-    print(f"folder: {printable(folder.path)}")
-    if any(point.runs for point in result.batches):
-        print(f"learning curves: {printable(build_curves_command(folder.path, result.target))}")
-    measured = [point for point in result.points if point.images_per_s is not None]
-    if len(measured) > 1:
-        print(f"to predict more ranks: {_prediction_command(result, measured, folder)}")
-    if folder.report.is_file():
-        print(f"report: {printable(folder.report)}")
-
-
-def _prediction_command(result: ScaleResult, measured: Sequence[ScalePoint], folder: ExperimentDir) -> str:
-    """Return the command that predicts an epoch on four times as many ranks."""
-    most = max(measured, key=lambda point: point.ranks)
-    # The points are speeds: their images are those of one second.
-    at, a_node = 4 * most.ranks, max(point.ranks // point.nodes for point in measured)
-    path = shlex.quote(printable(folder.path / POINTS_FILE))
-    command = f"paceline scale --predict --points {path} --at {at} --ranks-per-node {a_node}"
-    # The global batch stays, so the batch per rank shrinks.
-    if result.mode == "strong":
-        command += f" --rank-batch {max(1, most.batch_size // at)}"
-    return command + ("" if result.epoch_images is None else f" --images {result.epoch_images:.0f}")
-
-
-def _print_points(result: ScaleResult) -> None:
-    points = result.points
-    # Two tables: one would be wider than many terminals.
-    has_top1 = any(point.top1 is not None for point in points)
-    repeats_text = count(result.repeats, "repeat") if result.steps else f"full runs of {count(result.repeats, 'seed')}"
-    measured = [point for point in points if point.images_per_s is not None]
-    rows = [_gain_cells(result, point, has_top1=has_top1) for point in points]
-    headings = ["ranks", "batch", "images/s", "speed-up", "efficiency", *(["top-1", "points"] if has_top1 else [])]
-    print_table(f"{result.mode} scaling of {result.recipe} ({repeats_text})", headings, rows)
-    has_epoch, has_steps = (
-        any(getattr(point, name) is not None for point in points) for name in ("epoch_s", "steps_s")
-    )
-    headings = ["ranks", *(["epoch"] if has_epoch else []), *([count(result.steps, "step")] if has_steps else [])]
-    headings += ["step", "exposed", "stragglers", "bottleneck"]
-    if measured:
-        rows = [_time_cells(point, has_epoch=has_epoch, has_steps=has_steps) for point in measured]
-        print_table("time per step, and what it waits for", headings, rows, text_columns=_TEXT_COLUMNS)
-    _print_notes([(_ranks_cell(point), _point_note(result, point)) for point in points])
-
-
-def _gain_cells(result: ScaleResult, point: ScalePoint, *, has_top1: bool) -> Sequence[str]:
-    efficiency = "100 %" if point is result.base else _with_bounds(point.efficiency, share)
-    speedup = point.ranks if point is result.base else point.speedup and point.speedup.value
-    shown = [_ranks_cell(point), f"{point.batch_size:,}", _with_bounds(point.images_per_s, _rate_cell)]
-    shown += [_BLANK if speedup is None else f"{speedup:,.2f}x", efficiency]
-    return [*shown, *([_with_bounds(point.top1, accuracy), _top1_gap_cell(point)] if has_top1 else [])]
-
-
-def _top1_gap_cell(point: ScalePoint) -> str:
-    return _with_bounds(point.top1_gap, lambda value: f"{100 * value:+.2f}")
-
-
-def _time_cells(point: ScalePoint, *, has_epoch: bool, has_steps: bool) -> Sequence[str]:
-    step = _BLANK if point.step_s is None else milliseconds(point.step_s)
-    long = [_seconds_or_blank(point.epoch_s)] if has_epoch else []
-    long += [_seconds_or_blank(point.steps_s)] if has_steps else []
-    lost = (_share_or_blank(point.exposed_share), _share_or_blank(point.straggler_share))
-    return [_ranks_cell(point), *long, step, *lost, point.bottleneck or _BLANK]
-
-
-def _ranks_cell(point: ScalePoint) -> str:
-    return str(point.ranks) + (f" on {count(point.nodes, 'node')}" if point.nodes > 1 else "")
-
-
-def _point_note(result: ScaleResult, point: ScalePoint | BatchPoint) -> str:
-    return f"failed: {point.error}" if point.error else result.note(point)
-
-
-def _print_notes(notes: Sequence[tuple[str, str]]) -> None:
-    for name, note in notes:
-        if note:
-            print(f"{name}: {note}")
-
-
-def _print_batches(result: ScaleResult) -> None:
-    """Print the results of full runs, and when they reached the target."""
-    batches, target = result.batches, result.target
-    has_epoch = any(point.epoch_s is not None for point in batches)
-    headings = ["batch", "warm-up", "rule", "peak lr", "top-1", "images/s", *(["epoch"] if has_epoch else [])]
-    title = f"batch sizes of {result.recipe} (full runs of {count(result.repeats, 'seed')})"
-    rows = [[*_setting_cells(point), *_training_cells(point, has_epoch=has_epoch)] for point in batches]
-    print_table(title, headings, rows, text_columns=_TEXT_COLUMNS, num_names=_NUM_KEY_COLUMNS)
-    if target is not None:
-        headings = ["batch", "warm-up", "rule", "reached", "time", "epochs"]
-        rows = [[*_setting_cells(point)[:_NUM_KEY_COLUMNS], *_target_cells(point)] for point in batches]
-        print_table(
-            f"to {accuracy(target)} top-1", headings, rows, text_columns=_TEXT_COLUMNS, num_names=_NUM_KEY_COLUMNS
-        )
-    for sentence in result.sentences:
-        print(sentence)
-    _print_notes(
-        [(", ".join(_setting_cells(point)[:_NUM_KEY_COLUMNS]), _point_note(result, point)) for point in batches]
-    )
-
-
-def _setting_cells(point: BatchPoint) -> Sequence[str]:
-    return [f"{point.batch_size:,}", point.warmup or _BLANK, point.lr_rule, number(point.lr)]
-
-
-def _training_cells(point: BatchPoint, *, has_epoch: bool) -> Sequence[str]:
-    epoch = [_seconds_or_blank(point.epoch_s)] if has_epoch else []
-    return [_with_bounds(point.top1, accuracy), _with_bounds(point.images_per_s, _rate_cell), *epoch]
-
-
-def _target_cells(point: BatchPoint) -> Sequence[str]:
-    times = (_with_bounds(point.to_target_s, seconds), _with_bounds(point.to_target_epochs, number))
-    return [f"{point.reached} of {point.seeds}", *times]
-
-
-def _with_bounds(interval: Interval | None, format_value: Callable[[float], str]) -> str:
-    if interval is None:
-        return _BLANK
-    if interval.low is None or interval.high is None:
-        return format_value(interval.value)
-    low, high = (format_value(each).removesuffix(" %") for each in (interval.low, interval.high))  # print the unit once
-    return f"{format_value(interval.value)} ({low} to {high})"
-
-
-def _rate_cell(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _seconds_or_blank(value_s: float | None) -> str:
-    return _BLANK if value_s is None else seconds(value_s)
-
-
-def _share_or_blank(value: float | None) -> str:
-    return _BLANK if value is None else share(value)

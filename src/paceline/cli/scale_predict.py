@@ -3,19 +3,15 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from paceline.cli.experiment import finish_experiment, locked_experiment
+from paceline.cli.experiment import finish_experiment, locked_experiment, show_experiment
 from paceline.cli.options import ScaleOptions
-from paceline.cli.tables import print_rows, print_table
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.results import MeasuredPoint, Predicted, PredictionResult
+from paceline.core.experiments.results import PredictionResult
 from paceline.core.run_dir import RunDir
-from paceline.core.stages import display_name
-from paceline.core.units import count, number, seconds, share
-from paceline.data.files import printable
+from paceline.core.units import count
 from paceline.lab.predict.from_points import build_request, predict_from_points
 from paceline.lab.predict.from_run import (
     MeasuredStep,
@@ -26,17 +22,14 @@ from paceline.lab.predict.from_run import (
 )
 from paceline.lab.predict.network import build_network
 from paceline.lab.predict.points import PredictionRequest, read_points
-from paceline.report.prediction_page import describe_efficiency
+from paceline.report.experiment_common import ExperimentReport
+from paceline.report.prediction_page import build_prediction_page
+from paceline.report.render_terminal import print_page
 
 DEFAULT_RANKS: Final = "8,16,32,64,128,256,512,1024,2048,4096"
 RANKS_PER_NODE: Final = 8
 """Default ranks per node for predictions from a run; a table states its own."""
 _MAX_RANKS: Final = 1_000_000
-_INTERVAL_NAME: Final = {"points": "95 % interval", "run": "likely range"}
-_DOMINATED_COLUMN: Final = "dominated by"
-_BLANK: Final = "-"
-_INTERVAL_COVERAGE: Final = "88 %"
-"""Share of intervals of published tables that held: benchmarks/results/prediction.json."""
 
 
 def predict_run(options: ScaleOptions) -> int:
@@ -124,99 +117,11 @@ def _refuse_invalid_numbers(options: ScaleOptions) -> None:
             raise RecipeError(f"--{name.replace('_', '-')}: {value:g} is out of range (write {least})")
 
 
-def show_prediction(result: PredictionResult, *, as_json: bool) -> None:
-    """Print measurements, predictions and their basis."""
-    if as_json:
-        print(result.model_dump_json(indent=2))
-        return
-    images = ["images"] if result.has_several_images else []
-    headings = ("ranks", *images, "time", _INTERVAL_NAME[result.basis], "speed-up", "efficiency")
-    rows = [_measured_row(result, point) for point in result.points] + [
-        _predicted_row(result, each) for each in result.predictions
-    ]
-    print_table(_prediction_title(result), headings, rows)
-    print_table("speed and cost", *_speed_table(result), text_columns=(_DOMINATED_COLUMN,))
-    print_rows(list(_basis_rows(result)), "basis of the prediction")
-
-
-def _prediction_title(result: PredictionResult) -> str:
-    first = result.predictions[0]
-    return f"predicted for {count(first.images, 'image')}, {first.rank_batch} per rank and step: {result.source}"
-
-
-def _measured_row(result: PredictionResult, point: MeasuredPoint) -> tuple[str, ...]:
-    images = [f"{point.images:,.0f}"] if result.has_several_images else []
-    return f"{point.ranks:,}", *images, seconds(result.time_of(point)), "measured", *_gain_cells(point)
-
-
-def _predicted_row(result: PredictionResult, each: Predicted) -> tuple[str, ...]:
-    images = [f"{each.images:,.0f}"] if result.has_several_images else []
-    return (
-        f"{each.ranks:,}",
-        *images,
-        seconds(each.time_s),
-        f"{seconds(each.low_s)} to {seconds(each.high_s)}",
-        *_gain_cells(each),
-    )
-
-
-def _gain_cells(each: MeasuredPoint | Predicted) -> tuple[str, str]:
-    speedup = _BLANK if each.speedup is None else f"{each.speedup:,.2f}x"
-    return speedup, _BLANK if each.efficiency is None else share(each.efficiency)
-
-
-def _speed_table(result: PredictionResult) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of step time, speed, cost and dominating term."""
-    has_cost = any(each.cost is not None for each in result.predictions)
-    headings = ["ranks", "nodes", "step", "images/s", "GPU-hours", *(["cost"] if has_cost else []), _DOMINATED_COLUMN]
-    rows = []
-    for point in result.points:
-        time_s, rate = result.time_of(point), point.images / point.time_s
-        pace = [_BLANK, _BLANK]
-        # For a point measured as a whole run, only the fit separates steps from start-up.
-        if result.is_of_speeds:
-            pace = [seconds(point.ranks * point.rank_batch / rate), f"{rate:,.0f}"]
-        cost = [_BLANK] if has_cost else []
-        hours = number(point.ranks * time_s / 3600)
-        rows.append([f"{point.ranks:,}", f"{point.nodes:,}", *pace, hours, *cost, _BLANK])
-    for each in result.predictions:
-        pace = [seconds(each.step_s), f"{each.images_per_s:,.0f}"]
-        cost = [] if each.cost is None else [f"{each.cost:,.2f}"]
-        most = display_name(each.dominates)
-        rows.append([f"{each.ranks:,}", f"{each.nodes:,}", *pace, number(each.gpu_hours), *cost, most])
-    return headings, rows
-
-
-def _basis_rows(result: PredictionResult) -> Iterator[tuple[str, str]]:
-    yield "formula", result.form
-    for name, value in result.terms.items():
-        yield name, seconds(value)
-    if result.start_up_s:
-        last = max(result.points, key=lambda point: point.ranks)
-        startup_share = share(result.start_up_s / last.time_s)
-        yield (
-            "start-up",
-            f"f_s, by the fit: {startup_share} of the run on {count(last.ranks, 'rank')}, and the same on more",
-        )
-    if any(point.efficiency is not None for point in result.points):
-        yield "efficiency", describe_efficiency(result)
-    if result.network:
-        yield "network", result.network
-    if result.basis == "points":
-        yield (
-            "interval",
-            f"nominally 95 %; on published tables, {_INTERVAL_COVERAGE} of the intervals contained the measurement",
-        )
-    for note in result.notes:
-        yield "note", note
-
-
 def output_prediction(
     result: PredictionResult, request: PredictionRequest, run_dir: Path | None, *, as_json: bool
 ) -> None:
     """Print the prediction, and write it to `run_dir` if given. Raise `RecipeError` if that holds something else."""
     result = result.model_copy(update={"command": ("paceline", *sys.argv[1:])})
-    out = sys.stderr if as_json else sys.stdout
     if run_dir is not None:
         fields = {
             "source": result.source,
@@ -227,6 +132,8 @@ def output_prediction(
         whole = {"experiment": "prediction", **fields}
         with locked_experiment("prediction", whole, run_dir, as_json=as_json) as folder:
             finish_experiment(folder, result)
-    show_prediction(result, as_json=as_json)
-    if run_dir is not None:
-        print(f"folder: {printable(run_dir)}", file=out)
+        show_experiment(result, folder, as_json=as_json)
+    elif as_json:
+        print(result.model_dump_json(indent=2))
+    else:
+        print_page(build_prediction_page(ExperimentReport(Path("prediction")), result))

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,18 +14,17 @@ from paceline.cli.experiment import (
     locked_experiment,
     read_finished,
     refuse_launcher,
+    show_experiment,
     warm_cache_before,
 )
 from paceline.cli.options import ProfileOptions
 from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import refuse_too_many
-from paceline.cli.tables import print_rows, print_table
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
-from paceline.core.experiments.results import SweepPoint, SweepResult
-from paceline.core.units import count, milliseconds, seconds
-from paceline.data.files import printable
+from paceline.core.experiments.results import SweepResult
+from paceline.core.units import count
 from paceline.lab.patches import build_measurement_patch
 from paceline.lab.repeat import alternate_order, run_interleaved
 from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, interrupt_on_signals
@@ -78,7 +77,7 @@ def sweep(options: ProfileOptions) -> int:
         f"profile-vary-{loaded.name}", request.key_values, options.run_dir, as_json=as_json
     ) as folder:
         result = read_finished(folder, SweepResult) or _run_sweep(request, folder, as_json=as_json)
-    show_sweep(result, folder, as_json=as_json)
+    show_experiment(result, folder, as_json=as_json)
     return 0
 
 
@@ -143,32 +142,3 @@ def _build_result(request: _SweepRequest, outcomes: Sequence[TrialOutcome]) -> S
         command=("paceline", *sys.argv[1:]),
         provenance=results[0].provenance,
     )
-
-
-def show_sweep(result: SweepResult, folder: ExperimentDir, *, as_json: bool) -> None:
-    """Print the speed of each value."""
-    if as_json:
-        print(result.model_dump_json(indent=2))
-        return
-    headings = ("value", "images/s", "from", "to", "step", "data wait", "epoch", "note")
-    title = f"{result.key} of {result.recipe}, on {count(result.ranks, 'rank')}"
-    print_table(title, headings, map(_sweep_row, result.points), text_columns=("note",))
-    rows = [("fastest", result.sentence), ("table", printable(folder.markdown)), ("report", printable(folder.report))]
-    print_rows(rows, f"{count(result.repeats, 'run')} of {count(result.steps, 'counted step')} for each value")
-
-
-def _sweep_row(point: SweepPoint) -> tuple[str, ...]:
-    if point.images_per_s is None:
-        return point.value, "", "", "", "", "", "", point.error
-    note = ", ".join(filter(None, ("fastest" if point.is_fastest else "", point.bottleneck)))
-    rates = [f"{each:,.0f}" for each in (point.images_per_s.value, *(point.spread or ()))]
-    times = (
-        _format_or_blank(point.step_s, milliseconds),
-        _format_or_blank(point.data_wait_s, milliseconds),
-        _format_or_blank(point.epoch_s, seconds),
-    )
-    return point.value, *rates, *([""] * (3 - len(rates))), *times, note
-
-
-def _format_or_blank(value_s: float | None, unit: Callable[[float], str]) -> str:
-    return "" if value_s is None else unit(value_s)

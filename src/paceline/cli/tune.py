@@ -1,9 +1,7 @@
 """`paceline tune`: search the fastest settings of a recipe on this machine."""
 
 import os
-import shlex
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,27 +14,26 @@ from paceline.cli.experiment import (
     locked_experiment,
     read_finished,
     refuse_launcher,
+    show_experiment,
     warm_cache_before,
 )
 from paceline.cli.options import TuneOptions
 from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import refuse_too_many
-from paceline.cli.tables import print_rows, print_table
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
-from paceline.core.experiments.results import TriedResult, TuneResult
+from paceline.core.experiments.results import TuneResult
 from paceline.core.run_dir import RunDir
 from paceline.core.statistics import Interval
 from paceline.core.units import count
-from paceline.data.files import printable
 from paceline.lab.ab_test import TrialBench, format_speedup
 from paceline.lab.patches import REDUCED_LR_SHARE, build_measurement_patch, merge_patches
 from paceline.lab.runner import ReusePolicy, TrialRunner, interrupt_on_signals
 from paceline.lab.search_space import SearchSpace, build_search_space
 from paceline.lab.trial import apply_patch, build_run_name, format_patch, write_recipe
 from paceline.lab.tune import Search, SearchResult, format_tuned_recipe, write_tuned_recipe
-from paceline.recipe.consent import OWN_CODE, require_consent
+from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
@@ -82,7 +79,7 @@ def tune(options: TuneOptions) -> int:
     name, key = f"tune-{request.loaded.name}", request.key_values
     with locked_experiment(name, key, options.run_dir, as_json=as_json) as folder:
         result = read_finished(folder, TuneResult) or _run_search(request, folder, as_json=as_json)
-    show_tune(result, folder, as_json=as_json)
+    show_experiment(result, folder, as_json=as_json)
     return 0
 
 
@@ -200,41 +197,3 @@ def _wall_s(path: Path) -> float:
         return RunDir(path).read_result().time.wall_s
     except PacelineError:
         return 0.0
-
-
-def show_tune(result: TuneResult, folder: ExperimentDir, *, as_json: bool) -> None:
-    """Print the result of a search."""
-    if as_json:
-        print(result.model_dump_json(indent=2))
-        return
-    if result.tried:
-        headings = ("round", "setting", "images/s", "outcome", "why")
-        title = f"trials over {result.recipe}, on {count(result.ranks, 'rank')}"
-        print_table(title, headings, map(_tried_row, result.tried), text_columns=("setting", "outcome", "why"))
-    print_rows(list(_summary_rows(result, folder)), f"tuned {result.recipe}")
-
-
-def _tried_row(tried: TriedResult) -> tuple[str, ...]:
-    speed = "" if tried.images_per_s is None else f"{tried.images_per_s:,.0f}"
-    return str(tried.round), tried.name, speed, tried.status.replace("_", " "), tried.why
-
-
-def _summary_rows(result: TuneResult, folder: ExperimentDir) -> Iterator[tuple[str, str]]:
-    yield "original", f"{_interval_text(result.first)} images/s"
-    if result.gain is None:
-        yield "tuned", "nothing was faster"
-    else:
-        yield "tuned", f"{_interval_text(result.best)} images/s, {format_speedup(result.gain, word='x as fast')}"
-        yield "settings", " ".join(result.best_patch)
-    if result.verdict:
-        yield "bottleneck", f"{result.verdict.get('bottleneck', '')}. {result.verdict.get('evidence', '')}"
-    consent = f" {OWN_CODE}" if result.provenance.get("own_parts") else ""
-    yield "search", f"{count(result.trials, 'run')}, of {result.grid:,} settings; {result.stopped}"
-    yield "recipe", f"paceline train {shlex.quote(result.recipe_file)} --ranks {result.ranks}{consent}"
-    yield "report", printable(folder.report)
-
-
-def _interval_text(measured: Interval) -> str:
-    if measured.low is None:
-        return f"{measured.value:,.0f}"
-    return f"{measured.value:,.0f} ({measured.low:,.0f} to {measured.high:,.0f})"

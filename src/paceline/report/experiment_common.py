@@ -1,14 +1,26 @@
-"""Share blocks among experiment pages: rate bars, measured curves, parity cells and provenance."""
+"""Share parts among experiment pages: rows of results, rate bars, measured curves and provenance."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from paceline import __version__
-from paceline.core.experiments.results import ParityResult
+from paceline.core.experiments.results import (
+    BatchPoint,
+    LadderResult,
+    ParityResult,
+    RungResult,
+    ScalePoint,
+    ScaleResult,
+    SweepPoint,
+    SweepResult,
+    TuneResult,
+)
+from paceline.core.result_model import ResultModel
 from paceline.core.statistics import Interval
+from paceline.core.units import count
 from paceline.report import cells
 from paceline.report.document import (
     BarChart,
@@ -38,15 +50,104 @@ MAX_OPEN_ROWS: Final = 40
 _MAX_COMMAND_CHARS: Final = 4000
 _MAX_BOUND_RATIO: Final = 1.5
 _SHOWN_ELSEWHERE: Final = ("command",)
-# Columns of `parity_cells`.
+_TEXT_CELLS: Final = (cells.sentence_cell, cells.patch_cell)
+
+Record = dict[str, Any]
+"""A row of a result: its values by the key of their column, None or missing if not measured."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of results: its name in CSV, its heading in tables, and how it shows a value.
+
+    `has_interval` marks values that are an `Interval` or None; in CSV these are four columns.
+    """
+
+    key: str
+    heading: str = ""
+    cell: Callable[[Any], TableCell] = cells.sentence_cell
+    has_interval: bool = False
+    is_wide: bool = False
+    in_csv: bool = True
+
+
 PARITY_COLUMNS: Final = (
-    TableColumn("loss below"),
-    TableColumn("loss"),
-    TableColumn("difference"),
-    TableColumn("tolerance"),
-    TableColumn("loss is", is_number=False),
-    TableColumn("why", is_number=False, is_wide=True),
+    Column("parity", "loss is"),
+    Column("loss", "loss", cells.loss_cell),
+    Column("loss_below", "loss below", cells.loss_cell),
+    Column("loss_gap", "difference", cells.change_cell, has_interval=True),
+    Column("tolerance", "tolerance", cells.share_cell, in_csv=False),
+    Column("parity_why", "why", is_wide=True, in_csv=False),
 )
+PARITY_KEYS: Final = "loss_below loss loss_gap tolerance parity parity_why"
+SPREAD_COLUMNS: Final = (Column("images_per_s_lowest"), Column("images_per_s_highest"))
+
+
+@dataclass(frozen=True)
+class ResultRows:
+    """The rows of a result, with all their columns; `main` has the keys of the table `title`, blank-separated.
+
+    `more` names further rows. The first `num_names` columns of `main` identify a row.
+    """
+
+    columns: Sequence[Column]
+    records: Sequence[Record]
+    title: str
+    main: str
+    more: str = "more rows"
+    num_names: int = 1
+
+    def main_table(self) -> Table:
+        """Return the main columns, rounded."""
+        return self.table(self.main, self.title, num_names=self.num_names)
+
+    def table(self, keys: str, title: str = "", having: str = "", *, num_names: int = 1) -> Table:
+        """Return the columns `keys`, without those that are empty, for rows with a value for any key in `having`."""
+        by_key = {column.key: column for column in self.columns}
+        columns = [by_key[key] for key in keys.split()]
+        records = [
+            record
+            for record in self.records
+            if not having or any(record.get(key) not in (None, "") for key in having.split())
+        ]
+        rows = [[column.cell(record.get(column.key)) for column in columns] for record in records]
+        used = [index for index in range(len(columns)) if index < num_names or any(row[index].text for row in rows)]
+        headings = [
+            TableColumn(columns[index].heading, columns[index].cell not in _TEXT_CELLS, columns[index].is_wide)
+            for index in used
+        ]
+        return Table(
+            title,
+            headings,
+            [[row[index] for index in used] for row in rows],
+            MAX_OPEN_ROWS,
+            self.more,
+            num_names=num_names,
+        )
+
+
+def build_record(row: ResultModel, **more: Any) -> Record:
+    """Return the fields of a row and `more`; spread, parity and stages become fields of their own."""
+    record = dict(row)
+    low, high = record.pop("spread", None) or (None, None)
+    record |= {"images_per_s_lowest": low, "images_per_s_highest": high}
+    parity: ParityResult | None = record.pop("parity", None)
+    if parity is not None:
+        record |= {"parity": parity.verdict, "loss": parity.loss, "loss_below": parity.loss_below}
+        record |= {"loss_gap": parity.gap, "tolerance": parity.tolerance, "parity_why": parity.why}
+    record |= {f"stage_{name}_s": value_s for name, value_s in record.pop("stages", {}).items()}
+    return record | more
+
+
+def stage_columns(rows: Iterable[RungResult | SweepPoint]) -> list[Column]:
+    """Return the columns of all stages of `rows`, in the order of a step."""
+    names = dict.fromkeys(name for row in rows for name in row.stages)
+    return [Column(f"stage_{name}_s", cells.stage_label(name), step_ms_cell) for name in names]
+
+
+def step_ms_cell(value_s: float | None) -> TableCell:
+    """Return seconds per step as milliseconds without the unit."""
+    return cells.EMPTY_CELL if value_s is None else TableCell(f"{1000 * value_s:,.2f}", value_s)
 
 
 @dataclass(frozen=True)
@@ -73,8 +174,9 @@ class ExperimentReport:
         figures: Sequence[KeyFigure],
         sections: Iterable[PageSection | None],
         verdict: BottleneckSummary | None = None,
+        summary: Sequence[Block] = (),
     ) -> ReportPage:
-        """Return the page without sections that are None."""
+        """Return the page without sections that are None; a terminal shows `summary`."""
         return ReportPage(
             title=self.name,
             subtitle=[clean_text(each) for each in subtitle if each],
@@ -88,6 +190,7 @@ class ExperimentReport:
             paceline=__version__,
             about=about,
             source="the experiment's folder. Figures are those of experiment.json, rounded here only",
+            summary=summary,
         )
 
     def build_provenance(
@@ -119,11 +222,10 @@ class ExperimentReport:
 
 @dataclass(frozen=True)
 class RateBar:
-    """A bar: its name, length with interval, text, and CSS class."""
+    """A bar: its name, length with interval, and CSS class."""
 
     name: str
     rate: Interval
-    text: str
     colour: str
 
 
@@ -149,7 +251,8 @@ def _rate_row(each: RateBar, top: float) -> BarRow:
     value = finite_or_none(each.rate.value) or 0.0
     low, high = finite_or_none(each.rate.low), finite_or_none(each.rate.high)
     bounds = None if low is None or high is None else (max(0.0, low / top), min(1.0, high / top))
-    return BarRow(each.name, [BarSegment(each.name, max(0.0, value / top), each.text, each.colour)], each.text, bounds)
+    text = cells.format_rate(each.rate.value)
+    return BarRow(each.name, [BarSegment(each.name, max(0.0, value / top), text, each.colour)], text, bounds)
 
 
 def bottleneck_of(whose: str, recorded: Mapping[str, str]) -> BottleneckSummary | None:
@@ -199,13 +302,33 @@ def scale_interval(interval: Interval | None, factor: float) -> Interval | None:
     return Interval(value=factor * interval.value, low=low, high=high, n=interval.n)
 
 
-def parity_cells(parity: ParityResult) -> list[TableCell]:
-    """Return both losses, their difference and tolerance, the outcome and its reason."""
-    return [
-        cells.loss_cell(parity.loss_below),
-        cells.loss_cell(parity.loss),
-        cells.change_cell(parity.gap),
-        cells.share_cell(parity.tolerance),
-        cells.text_cell(parity.verdict),
-        cells.sentence_cell(parity.why),
+def measurement_facts(result: LadderResult | ScaleResult | TuneResult | SweepResult) -> list[tuple[str, TableCell]]:
+    """Return how much was measured, and the time of all runs."""
+    short = [
+        ("counted steps per run", cells.count_cell(result.steps)),
+        ("warm-up steps", cells.count_cell(result.warmup_steps)),
+        ("interleaved runs of each", cells.count_cell(result.repeats)),
     ]
+    return [*(short if result.steps else []), ("total time of runs", cells.seconds_cell(result.wall_s))]
+
+
+def measurement_status(
+    points: Sequence[ScalePoint | BatchPoint | SweepPoint], noun: str, caution: str
+) -> tuple[str, Tone]:
+    """Return how many points were measured, or how many failed."""
+    failed = sum(bool(point.error) for point in points)
+    if failed:
+        return f"{failed} of {len(points)} {noun}s failed", "bad" if failed == len(points) else "warning"
+    if caution:
+        return "measured, with a caution", "warning"
+    return f"{count(len(points), noun)} measured", "good"
+
+
+def caution_paragraphs(caution: str) -> list[Block]:
+    """Return why the measurements may mislead, if they may."""
+    return [Paragraph(f"Caution: {clean_text(caution, 1000)}")] if caution else []
+
+
+def to_percent(value: float | None) -> float | None:
+    """Return a share in percent."""
+    return None if value is None else 100 * value

@@ -6,7 +6,7 @@ from typing import Final
 
 from paceline.core.experiments.results import LadderResult, RungResult
 from paceline.core.stages import STAGES
-from paceline.core.units import count, milliseconds, number, seconds, size
+from paceline.core.units import count, milliseconds, seconds
 from paceline.report import cells
 from paceline.report.document import (
     BarChart,
@@ -25,13 +25,20 @@ from paceline.report.document import (
 from paceline.report.experiment_common import (
     MAX_OPEN_ROWS,
     PARITY_COLUMNS,
+    PARITY_KEYS,
+    SPREAD_COLUMNS,
+    Column,
     ExperimentReport,
     RateBar,
+    ResultRows,
     bottleneck_of,
+    build_record,
     describe_bounds,
-    parity_cells,
+    measurement_facts,
     rate_bars,
     shell_command,
+    stage_columns,
+    step_ms_cell,
 )
 from paceline.report.text import clean_text
 
@@ -45,48 +52,88 @@ _PACK_ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
 }
 _STATUS_LABELS: Final = {"kept": "kept", "dropped": "dropped", "failed": "failed", "left_out": "left out"}
 _STATUS_COLOURS: Final = (("kept", "c-kept"), ("dropped", "c-dropped"))
+_COLUMNS: Final = (
+    Column("rung", "rung"),
+    Column("status"),
+    Column("why"),
+    Column("patch", "changes", lambda patch: cells.patch_cell(patch, "the recipe"), is_wide=True),
+    Column("below", "over"),
+    Column("ranks", "ranks", cells.count_cell),
+    Column("images_per_s", "images/s", cells.rate_cell, has_interval=True),
+    *SPREAD_COLUMNS,
+    Column("over_below", "over below", cells.ratio_cell, has_interval=True),
+    Column("over_first", "over first", cells.ratio_cell, has_interval=True),
+    Column("step_s", "step", step_ms_cell),
+    Column("epoch_s", "per epoch", cells.seconds_cell),
+    Column("steps_s", "counted steps", cells.seconds_cell),
+    Column("startup_s", "start-up", cells.seconds_cell),
+    Column("compile_s", "compilation", lambda value_s: cells.seconds_cell(value_s or None)),
+    Column("prepare_s", "data preparation", lambda value_s: cells.seconds_cell(value_s or None)),
+    Column("host_bytes", "host memory", cells.bytes_cell),
+    Column("device_bytes", "GPU memory", cells.bytes_cell),
+    *PARITY_COLUMNS,
+    Column("bottleneck"),
+    Column("expects"),
+    Column("explains", "description", is_wide=True, in_csv=False),
+    Column("outcome", "outcome", is_wide=True, in_csv=False),
+)
 
 
-def ladder_table(result: LadderResult) -> Table:
-    """Return a row per rung: its change, gain and outcome."""
-    has_ranks = _ranks_differ(result)
-    columns = [TableColumn("rung", is_number=False), TableColumn("changes", is_number=False, is_wide=True)]
-    columns += [*([TableColumn("ranks")] if has_ranks else []), TableColumn("images/s"), *_time_columns(result)]
-    columns += [
-        TableColumn("over below"),
-        TableColumn("over first"),
-        TableColumn("peak memory"),
-        TableColumn("start-up"),
+def ladder_rows(result: LadderResult) -> ResultRows:
+    """Return a row per rung."""
+    records = [
+        build_record(
+            rung,
+            rung=rung.name,
+            bottleneck=rung.verdict.get("bottleneck"),
+            outcome=": ".join(filter(None, (_STATUS_LABELS[rung.status], rung.why))),
+        )
+        for rung in result.rungs
     ]
-    columns += [TableColumn("loss", is_number=False), TableColumn("outcome", is_number=False, is_wide=True)]
-    return Table("Rungs", columns, [_rung_row(result, rung) for rung in result.rungs])
+    ranks = "ranks" if any(rung.ranks not in (None, result.ranks) for rung in result.rungs) else ""
+    return ResultRows(
+        (*_COLUMNS, *stage_columns(result.rungs)),
+        records,
+        "Rungs",
+        f"rung patch {ranks} images_per_s epoch_s steps_s over_below over_first host_bytes device_bytes startup_s "
+        "parity outcome",
+        "more rungs",
+    )
 
 
 def build_ladder_page(report: ExperimentReport, result: LadderResult) -> ReportPage:
     """Return the report of a ladder."""
-    kept_rungs = _kept_rungs(result)
-    status = f"{len(kept_rungs)} of {len(result.rungs)} rungs kept", _status_tone(result)
+    rows, kept_rungs = ladder_rows(result), _kept_rungs(result)
+    ranks = "ranks" if " ranks " in rows.main else ""
+    gains = rows.table(f"rung {ranks} images_per_s epoch_s steps_s over_below over_first outcome", "Gain of each rung")
+    next_steps = _next_steps_section(report, result)
     subtitle = [f"ladder {result.ladder}", f"recipe {result.recipe} {result.recipe_hash}"]
     subtitle += [count(result.ranks, "rank"), f"batch {result.batch_size:,}"]
-    sections = [
-        _rungs_section(result),
-        _steps_section(result),
-        _parity_section(result),
-        _costs_section(result),
-        next_steps_section(report, result),
-    ]
-    facts = [
-        ("ladder", cells.text_cell(result.ladder)),
-        ("counted steps per run", cells.count_cell(result.steps)),
-        ("warm-up steps", cells.count_cell(result.warmup_steps)),
-        ("interleaved runs of each", cells.count_cell(result.repeats)),
-        ("total time of runs and data preparation", cells.seconds_cell(result.wall_s)),
-    ]
+    stopped = [Paragraph(f"The ladder ends here: {clean_text(result.stopped, 500)}")] if result.stopped else []
+    facts = [("ladder", cells.text_cell(result.ladder)), *measurement_facts(result)]
     runs = [(rung.name, rung.runs) for rung in result.rungs]
-    sections.append(report.build_provenance(result.command, facts, result.provenance, runs))
+    sections = [
+        _rungs_section(result, [gains, rows.table("rung explains patch below", "Changes of each rung"), *stopped]),
+        _steps_section(result, rows),
+        _parity_section(rows),
+        _costs_section(rows),
+        next_steps,
+        report.build_provenance(result.command, facts, result.provenance, runs),
+    ]
     best = next((rung for rung in kept_rungs if rung.name == result.best), None)
-    verdict = None if best is None else bottleneck_of("the best rung", best.verdict)
-    return report.build_page("Ladder report", status, subtitle, _ladder_figures(result, best), sections, verdict)
+    return report.build_page(
+        "Ladder report",
+        (f"{len(kept_rungs)} of {len(result.rungs)} rungs kept", _status_tone(result)),
+        subtitle,
+        _ladder_figures(result, best),
+        sections,
+        None if best is None else bottleneck_of("the best rung", best.verdict),
+        summary=[
+            rows.table(f"rung {ranks} images_per_s over_below over_first outcome", "Rungs"),
+            *stopped,
+            *next_steps.blocks,
+        ],
+    )
 
 
 def _kept_rungs(result: LadderResult) -> list[RungResult]:
@@ -107,29 +154,27 @@ def _ladder_figures(result: LadderResult, best: RungResult | None) -> list[KeyFi
     ]
     figures = []
     if best is not None and best.over_first is not None:
-        times = best.over_first
-        cell = TableCell(f"{times.value:,.2f}x", times.value)
-        figures.append(KeyFigure("as fast as the first rung", cell, describe_bounds(times)))
+        times = cells.ratio_cell(best.over_first)
+        note = describe_bounds(best.over_first)
+        figures.append(KeyFigure("as fast as the first rung", TableCell(times.text, times.value), note))
     if best is not None and best.images_per_s is not None:
-        first = result.rungs[0].images_per_s
-        note = f"the first rung: {number(round(first.value, 1))}" if first else ""
-        rate = best.images_per_s
-        figures.append(KeyFigure("images/s", TableCell(cells.format_rate(rate.value), rate.value), note))
+        first = cells.rate_cell(result.rungs[0].images_per_s).text
+        note = f"the first rung: {first}" if first else ""
+        figures.append(KeyFigure("images/s", cells.rate_cell(best.images_per_s.value), note))
     figures.append(
         KeyFigure("rungs kept", TableCell(f"{len(_kept_rungs(result))} of {len(result.rungs)}"), ", ".join(others))
     )
     num_runs = sum(len(rung.runs) for rung in result.rungs)
     note = f"{count(num_runs, 'run')} of {count(result.steps, 'counted step')}" if num_runs else ""
+    # The sum has the time of preparing data too.
     figures.append(KeyFigure("runs took", cells.seconds_cell(result.wall_s), note))
     return figures
 
 
-def _rungs_section(result: LadderResult) -> PageSection:
+def _rungs_section(result: LadderResult, tables: Sequence[Block]) -> PageSection:
     blocks: list[Block] = [Paragraph(clean_text(result.summary, 1000))] if result.summary else []
     bars = [
-        RateBar(
-            clean_text(rung.name), rung.images_per_s, cells.format_rate(rung.images_per_s.value), _rung_colour(rung)
-        )
+        RateBar(clean_text(rung.name), rung.images_per_s, "c-kept" if rung.status == "kept" else "c-dropped")
         for rung in result.rungs
         if rung.images_per_s is not None
     ]
@@ -140,83 +185,29 @@ def _rungs_section(result: LadderResult) -> PageSection:
         "samples. It is kept if the whole interval of their ratio is above 1 and it trains the same. “Over first” is "
         "the product of the ratios up to the rung."
     )
-    has_ranks = _ranks_differ(result)
-    columns = [
-        TableColumn("rung", is_number=False),
-        *([TableColumn("ranks")] if has_ranks else []),
-        TableColumn("images/s"),
-    ]
-    columns += [
-        *_time_columns(result),
-        TableColumn("over below"),
-        TableColumn("over first"),
-        TableColumn("outcome", is_number=False, is_wide=True),
-    ]
-    rows = [
-        [
-            cells.sentence_cell(rung.name),
-            *([_ranks_cell(rung)] if has_ranks else []),
-            cells.rate_cell(rung.images_per_s),
-            *_time_cells(result, rung),
-            cells.ratio_cell(rung.over_below),
-            cells.ratio_cell(rung.over_first),
-            rung_outcome(rung),
-        ]
-        for rung in result.rungs
-    ]
-    changes = [
-        [
-            cells.sentence_cell(rung.name),
-            cells.sentence_cell(rung.explains),
-            cells.patch_cell(rung.patch, "the recipe as it is"),
-            cells.sentence_cell(rung.below),
-        ]
-        for rung in result.rungs
-    ]
-    titles = ("rung", "description", "changes", "over")
-    headings = [TableColumn(each, is_number=False, is_wide=each in ("description", "changes")) for each in titles]
-    blocks += [Paragraph(rule), Table("Gain of each rung", columns, rows, MAX_OPEN_ROWS, "more rungs")]
-    blocks.append(Table("Changes of each rung", headings, changes, MAX_OPEN_ROWS, "more rungs"))
-    if result.stopped:
-        blocks.append(Paragraph(f"The ladder ends here: {clean_text(result.stopped, 500)}"))
-    return PageSection("rungs", "Rungs", blocks)
+    return PageSection("rungs", "Rungs", [*blocks, Paragraph(rule), *tables])
 
 
-def _steps_section(result: LadderResult) -> PageSection | None:
+def _steps_section(result: LadderResult, rows: ResultRows) -> PageSection | None:
     measured = [rung for rung in result.rungs if rung.stages]
     if not measured:
         return None
     longest = max(max(rung.step_s or 0.0, sum(rung.stages.values())) for rung in measured) or 1.0
     names = [name for name in STAGES if any(name in rung.stages for rung in measured)]
     names += sorted({name for rung in measured for name in rung.stages} - set(names))
-    rows = [BarRow(clean_text(rung.name), _stage_segments(rung, names, longest), _step_text(rung)) for rung in measured]
+    bars = [BarRow(clean_text(rung.name), _stage_segments(rung, names, longest), _step_text(rung)) for rung in measured]
     legend = [(cells.stage_label(name), cells.stage_colour(name)) for name in [*names, "residual"]]
-    blocks: list[Block] = [BarChart("Time per step by stage", rows, legend, "device time, means", has_table=True)]
-    blocks.append(_stage_table(measured, names))
+    shown = [f"stage_{name}_s" for name in names if any(rung.stages.get(name, 0.0) > 0 for rung in measured)]
+    table = rows.table(
+        " ".join(["rung", "step_s", *shown]), "Time per step by stage, in milliseconds of device time", " ".join(shown)
+    )
+    blocks: list[Block] = [BarChart("Time per step by stage", bars, legend, "device time, means", has_table=True)]
+    blocks.append(table)
     shrunk = [row for rung in result.rungs for row in _expectation_rows(rung)]
     columns = [TableColumn("rung", is_number=False), TableColumn("expected to shrink", is_number=False)]
     columns += [TableColumn("rung below"), TableColumn("this rung"), TableColumn("change")]
     blocks += [Table("Expectations", columns, shrunk, MAX_OPEN_ROWS, "more stages")] if shrunk else []
     return PageSection("steps", "Time per step", blocks)
-
-
-def _stage_table(rungs: list[RungResult], names: list[str]) -> Table:
-    names = [name for name in names if any(rung.stages.get(name, 0.0) > 0 for rung in rungs)]
-    titles = ["rung", "step", *map(cells.stage_label, names)]
-    columns = [TableColumn(title, is_number=index > 0) for index, title in enumerate(titles)]
-    rows = [
-        [
-            cells.sentence_cell(rung.name),
-            _milliseconds_cell(rung.step_s),
-            *(_milliseconds_cell(rung.stages.get(name)) for name in names),
-        ]
-        for rung in rungs
-    ]
-    return Table("Time per step by stage, in milliseconds of device time", columns, rows, MAX_OPEN_ROWS, "more rungs")
-
-
-def _milliseconds_cell(value_s: float | None) -> TableCell:
-    return cells.EMPTY_CELL if value_s is None else TableCell(f"{1000 * value_s:,.2f}", value_s)
 
 
 def _stage_segments(rung: RungResult, names: list[str], longest: float) -> list[BarSegment]:
@@ -248,97 +239,30 @@ def _expectation_rows(rung: RungResult) -> list[list[TableCell]]:
     return rows
 
 
-def _parity_section(result: LadderResult) -> PageSection:
-    rows = [[cells.sentence_cell(rung.name), *parity_cells(rung.parity)] for rung in result.rungs if rung.parity]
-    columns = [TableColumn("rung", is_number=False), *PARITY_COLUMNS]
-    table = Table("", columns, rows, MAX_OPEN_ROWS, "more rungs")
+def _parity_section(rows: ResultRows) -> PageSection:
+    table = rows.table(f"rung {PARITY_KEYS}", having="parity")
     nothing = cells.missing_paragraph("No losses were compared.")
-    return PageSection("parity", "Training parity", [table if rows else nothing])
+    return PageSection("parity", "Training parity", [table if table.rows else nothing])
 
 
-def _costs_section(result: LadderResult) -> PageSection:
-    has_gpu = any(rung.device_bytes is not None for rung in result.rungs)
-    columns = [TableColumn("rung", is_number=False), TableColumn("host memory")]
-    columns += [TableColumn("GPU memory")] if has_gpu else []
-    columns += [TableColumn("start-up"), TableColumn("compilation"), TableColumn("data preparation")]
-    rows = [
-        [
-            cells.sentence_cell(rung.name),
-            _bytes_cell(rung.host_bytes),
-            *([_bytes_cell(rung.device_bytes)] if has_gpu else []),
-            cells.seconds_cell(rung.startup_s),
-            cells.seconds_cell(rung.compile_s or None),
-            cells.seconds_cell(rung.prepare_s or None),
-        ]
-        for rung in result.rungs
-        if rung.startup_s is not None or rung.host_bytes is not None
-    ]
+def _costs_section(rows: ResultRows) -> PageSection:
+    table = rows.table("rung host_bytes device_bytes startup_s compile_s prepare_s", having="startup_s host_bytes")
     note = "Memory is the peak of rank 0. Start-up is the time from the start of the process to the first step."
     nothing = cells.missing_paragraph("No rung's memory or start-up was measured.")
-    table = Table("", columns, rows, MAX_OPEN_ROWS, "more rungs")
-    return PageSection("costs", "Memory and start-up", [Paragraph(note), table] if rows else [nothing])
+    return PageSection("costs", "Memory and start-up", [Paragraph(note), table] if table.rows else [nothing])
 
 
-def _ranks_differ(result: LadderResult) -> bool:
-    return any(rung.ranks not in (None, result.ranks) for rung in result.rungs)
-
-
-def _ranks_cell(rung: RungResult) -> TableCell:
-    return cells.EMPTY_CELL if rung.ranks is None else cells.count_cell(rung.ranks)
-
-
-def _time_columns(result: LadderResult) -> list[TableColumn]:
-    # Results of older versions have neither epochs nor steps.
-    epoch = [TableColumn("per epoch")] if any(rung.epoch_s is not None for rung in result.rungs) else []
-    steps = [TableColumn(count(result.steps, "step"))] if any(rung.steps_s is not None for rung in result.rungs) else []
-    return [*epoch, *steps]
-
-
-def _time_cells(result: LadderResult, rung: RungResult) -> list[TableCell]:
-    times = {"per epoch": rung.epoch_s, count(result.steps, "step"): rung.steps_s}
-    return [cells.seconds_cell(times[column.title]) for column in _time_columns(result)]
-
-
-def _rung_row(result: LadderResult, rung: RungResult) -> list[TableCell]:
-    return [
-        cells.sentence_cell(rung.name),
-        cells.patch_cell(rung.patch, "the recipe"),
-        *([_ranks_cell(rung)] if _ranks_differ(result) else []),
-        cells.rate_cell(rung.images_per_s),
-        *_time_cells(result, rung),
-        cells.ratio_cell(rung.over_below),
-        cells.ratio_cell(rung.over_first),
-        _bytes_cell(rung.device_bytes if rung.device_bytes is not None else rung.host_bytes),
-        cells.seconds_cell(rung.startup_s),
-        cells.sentence_cell(rung.parity.verdict if rung.parity else ""),
-        rung_outcome(rung),
-    ]
-
-
-def rung_outcome(rung: RungResult) -> TableCell:
-    """Return whether a rung was kept, and why."""
-    return cells.sentence_cell(": ".join(filter(None, (_STATUS_LABELS[rung.status], rung.why))))
-
-
-def _rung_colour(rung: RungResult) -> str:
-    return "c-kept" if rung.status == "kept" else "c-dropped"
-
-
-def _bytes_cell(num_bytes: int | None) -> TableCell:
-    return cells.EMPTY_CELL if num_bytes is None else TableCell(size(num_bytes), num_bytes)
-
-
-def next_steps_section(report: ExperimentReport, result: LadderResult) -> PageSection:
+def _next_steps_section(report: ExperimentReport, result: LadderResult) -> PageSection:
     """Return the commands that train the kept changes."""
     if not result.best_patch:
         return PageSection("take", "Next steps", [cells.missing_paragraph("No change was kept: keep the recipe.")])
     blocks: list[Block] = []
-    for why, arguments in build_next_commands(report.path, result):
+    for why, arguments in _build_next_commands(report.path, result):
         blocks += [Paragraph(clean_text(why)), shell_command(arguments)]
     return PageSection("take", "Next steps", blocks)
 
 
-def build_next_commands(folder: Path, result: LadderResult) -> list[tuple[str, list[str]]]:
+def _build_next_commands(folder: Path, result: LadderResult) -> list[tuple[str, list[str]]]:
     """Return pairs of a sentence and a command; the last command trains."""
     patch = result.best_patch
     root = next((value for key, _, value in (word.partition("=") for word in patch) if key == _ROOT_FIELD), "")

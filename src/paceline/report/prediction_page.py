@@ -6,7 +6,7 @@ from typing import Final
 
 from paceline.core.experiments.results import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.stages import display_name
-from paceline.core.units import count, number, seconds, share
+from paceline.core.units import count, seconds, share
 from paceline.report import cells
 from paceline.report.document import (
     BarChart,
@@ -22,11 +22,18 @@ from paceline.report.document import (
     PageSection,
     Paragraph,
     ReportPage,
-    Table,
     TableCell,
-    TableColumn,
 )
-from paceline.report.experiment_common import CONFIDENCE_TEXT, MAX_OPEN_ROWS, ExperimentReport, plain_line
+from paceline.report.experiment_common import (
+    CONFIDENCE_TEXT,
+    Column,
+    ExperimentReport,
+    Record,
+    ResultRows,
+    build_record,
+    plain_line,
+    to_percent,
+)
 from paceline.report.series import Point
 from paceline.report.text import clean_text, finite_or_none
 
@@ -34,35 +41,118 @@ _NUM_COLOURS: Final = 6
 _START_UP: Final = "start_up"
 _BASIS_VERBS: Final = {"points": "Fitted to", "run": "Computed from"}
 _INTERVAL_LABELS: Final = {"points": CONFIDENCE_TEXT, "run": "is likely"}
+# Share of intervals of published tables that held: benchmarks/results/prediction.json.
+_INTERVAL_COVERAGE: Final = "88 %"
 _BASIS_LABELS: Final = {"points": "from a table of times", "run": "from a run and a network"}
 
 
-def prediction_table(result: PredictionResult) -> Table:
+_COLUMNS: Final = (
+    Column("basis"),
+    Column("ranks", "ranks", cells.count_cell),
+    Column("nodes", "nodes", cells.count_cell),
+    Column("rank_batch", "batch per rank", cells.count_cell),
+    Column("images", "images", cells.count_cell),
+    Column("time_s", "measured", cells.seconds_cell),
+    Column("fitted_s", "fitted", cells.seconds_cell),
+    Column("speedup", "speed-up", cells.ratio_cell),
+    Column("efficiency", "efficiency", cells.share_cell),
+    Column("fitted_efficiency"),
+    Column("low_s"),
+    Column("high_s"),
+    Column("step_s"),
+    Column("images_per_s"),
+    Column("gpu_hours"),
+    Column("cost", "cost", lambda cost: cells.EMPTY_CELL if cost is None else TableCell(f"{cost:,.2f}", cost)),
+    Column("dominates"),
+    # Of the predicted number of images, also for a measured speed.
+    Column("shown_time", "time", lambda cell: cell, in_csv=False),
+    Column("shown_step_s", "per step", cells.seconds_cell, in_csv=False),
+    Column("shown_rate", "images/s", cells.rate_cell, in_csv=False),
+    Column("shown_start_up", "start-up", cells.share_cell, in_csv=False),
+    Column("shown_hours", "GPU-hours", cells.number_cell, in_csv=False),
+    Column("shown_part", "dominates", in_csv=False),
+    Column("difference", "difference", cells.change_cell, in_csv=False),
+)
+# Columns of points, which a prediction from a run has not.
+_POINT_KEYS: Final = ("fitted_s", "fitted_efficiency")
+
+
+def prediction_rows(result: PredictionResult) -> ResultRows:
     """Return a row per number of ranks, measured or predicted."""
-    has_cost = any(each.cost is not None for each in result.predictions)
-    has_start_up = any(each.parts.get(_START_UP) for each in result.predictions)
-    titles = ["nodes", "batch per rank", *(["images"] if result.has_several_images else [])]
-    titles += ["time", "speed-up", "efficiency", "per step", "images/s"]
-    titles += [*(["start-up"] if has_start_up else []), "GPU-hours", *(["cost"] if has_cost else [])]
-    columns = [TableColumn("ranks"), *map(TableColumn, titles), TableColumn("dominates", is_number=False)]
-    rows = [_measured_row(result, point, has_start_up=has_start_up, has_cost=has_cost) for point in result.points]
-    rows += [_predicted_row(result, each, has_start_up=has_start_up, has_cost=has_cost) for each in result.predictions]
-    return Table(
-        "Measured and predicted" if result.points else "Predictions", columns, rows, MAX_OPEN_ROWS, "more ranks"
+    columns = [column for column in _COLUMNS if result.points or column.key not in _POINT_KEYS]
+    parts = dict.fromkeys(name for each in result.predictions for name in each.parts)
+    images = "images" if result.has_several_images else ""
+    main = f"ranks nodes rank_batch {images} shown_time speedup efficiency shown_step_s shown_rate shown_start_up "
+    return ResultRows(
+        [*columns, *(Column(f"part_{name}_s", clean_text(display_name(name)), cells.seconds_cell) for name in parts)],
+        [
+            *(_measured_record(result, point) for point in result.points),
+            *(_predicted_record(each) for each in result.predictions),
+        ],
+        "Measured and predicted" if result.points else "Predictions",
+        f"{main} shown_hours cost shown_part",
+        "more ranks",
     )
+
+
+def _measured_record(result: PredictionResult, point: MeasuredPoint) -> Record:
+    time_s, rate = result.time_of(point), point.images / point.time_s
+    start_up_s = result.start_up_s if _has_start_up(result.predictions) else None
+    record = build_record(
+        point,
+        basis="measured",
+        shown_time=TableCell(seconds(time_s), time_s, note="measured"),
+        shown_start_up=None if start_up_s is None or not time_s > 0 else start_up_s / time_s,
+        shown_hours=point.ranks * time_s / 3600,
+        difference=point.fitted_s / point.time_s - 1 if point.time_s > 0 else None,
+    )
+    # Only the fit separates the steps of a whole run from its start-up.
+    return record | (
+        {"shown_step_s": point.ranks * point.rank_batch / rate, "shown_rate": rate} if result.is_of_speeds else {}
+    )
+
+
+def _predicted_record(each: Predicted) -> Record:
+    parts = {f"part_{name}_s": value for name, value in each.parts.items()}
+    start_up_s = each.parts.get(_START_UP)
+    return build_record(
+        each,
+        basis="predicted",
+        shown_time=TableCell(seconds(each.time_s), each.time_s, note=_interval_text(each)),
+        shown_step_s=each.step_s,
+        shown_rate=each.images_per_s,
+        shown_start_up=start_up_s / each.time_s if start_up_s and each.time_s > 0 else None,
+        shown_hours=each.gpu_hours,
+        shown_part=display_name(each.dominates),
+        **parts,
+    )
+
+
+def _has_start_up(predictions: Sequence[Predicted]) -> bool:
+    return any(each.parts.get(_START_UP) for each in predictions)
 
 
 def build_prediction_page(report: ExperimentReport, result: PredictionResult) -> ReportPage:
     """Return the report of a prediction."""
-    subtitle = [_BASIS_LABELS[result.basis], result.source, result.network]
+    rows = prediction_rows(result)
+    basis = _basis_blocks(result)
+    points = replace(rows, records=rows.records[: len(result.points)], more="more points").table(
+        "ranks nodes rank_batch images time_s fitted_s difference" if result.points else "", "Measurements"
+    )
     sections = [
-        _time_section(result),
-        _parts_section(result),
-        _basis_section(result),
+        _time_section(result, rows),
+        _parts_section(result, rows),
+        PageSection("basis", "Basis", [*basis, *([points] if points.rows else [])]),
         report.build_provenance(result.command, (), result.provenance),
     ]
-    status = f"{count(len(result.predictions), 'number')} of ranks predicted"
-    return report.build_page("Prediction", (status, "good"), subtitle, _prediction_figures(result), sections)
+    return report.build_page(
+        "Prediction",
+        (f"{count(len(result.predictions), 'number')} of ranks predicted", "good"),
+        [_BASIS_LABELS[result.basis], result.source, result.network],
+        _prediction_figures(result),
+        sections,
+        summary=[rows.main_table(), *basis],
+    )
 
 
 def _prediction_figures(result: PredictionResult) -> list[KeyFigure]:
@@ -72,19 +162,13 @@ def _prediction_figures(result: PredictionResult) -> list[KeyFigure]:
     time_note = "; ".join(
         filter(None, (f"{_interval_text(most)} {_INTERVAL_LABELS[result.basis]}", _dominating_part(most)))
     )
+    on_ranks = f"on {count(most.ranks, 'rank')}"
+    cost = "" if most.cost is None else f"cost {most.cost:,.2f}"
     return [
-        KeyFigure(f"time on {count(most.ranks, 'rank')}", cells.seconds_cell(most.time_s), time_note),
-        KeyFigure("efficiency", cells.share_cell(most.efficiency), f"on {count(most.ranks, 'rank')}"),
-        KeyFigure(
-            "images/s",
-            TableCell(cells.format_rate(most.images_per_s), most.images_per_s),
-            f"on {count(most.ranks, 'rank')}",
-        ),
-        KeyFigure(
-            "GPU-hours",
-            cells.number_cell(most.gpu_hours),
-            "" if most.cost is None else f"cost {_format_cost(most.cost)}",
-        ),
+        KeyFigure(f"time {on_ranks}", cells.seconds_cell(most.time_s), time_note),
+        KeyFigure("efficiency", cells.share_cell(most.efficiency), on_ranks),
+        KeyFigure("images/s", cells.rate_cell(most.images_per_s), on_ranks),
+        KeyFigure("GPU-hours", cells.number_cell(most.gpu_hours), cost),
     ]
 
 
@@ -101,7 +185,7 @@ def _dominating_part(each: Predicted) -> str:
     )
 
 
-def _time_section(result: PredictionResult) -> PageSection:
+def _time_section(result: PredictionResult, rows: ResultRows) -> PageSection:
     fitted_s = [(point.ranks, result.time_of(point) * point.fitted_s / point.time_s) for point in result.points]
     measured_s = [(point.ranks, _positive_or_none(result.time_of(point))) for point in result.points]
     charts = [
@@ -131,10 +215,10 @@ def _time_section(result: PredictionResult) -> PageSection:
             "% of the speed per rank",
             [
                 _predicted_line(result, lambda each, time_s: 100 * _single_rank_s(each) / time_s / each.ranks),
-                plain_line("measured", [(point.ranks, _to_percent(point.efficiency)) for point in result.points]),
+                plain_line("measured", [(point.ranks, to_percent(point.efficiency)) for point in result.points]),
                 plain_line(
                     "fitted",
-                    [(point.ranks, _to_percent(point.fitted_efficiency)) for point in result.points],
+                    [(point.ranks, to_percent(point.fitted_efficiency)) for point in result.points],
                     marked=False,
                 ),
             ],
@@ -145,9 +229,7 @@ def _time_section(result: PredictionResult) -> PageSection:
     blocks: list[Block] = [ChartRow(charts)] if charts else [cells.missing_paragraph("Nothing was predicted.")]
     if result.has_several_images:
         blocks.append(Paragraph("Times are for different numbers of images, so they do not lie on one curve."))
-    if any(point.efficiency is not None for point in result.points):
-        blocks.append(Paragraph(describe_efficiency(result)))
-    return PageSection("time", "Time over ranks", [*blocks, prediction_table(result)])
+    return PageSection("time", "Time over ranks", [*blocks, rows.main_table()])
 
 
 def _throughput_chart(result: PredictionResult) -> Chart:
@@ -164,7 +246,7 @@ def _throughput_chart(result: PredictionResult) -> Chart:
     return _ranks_chart("Throughput", "images/s", lines, log_y=True)
 
 
-def describe_efficiency(result: PredictionResult) -> str:
+def _describe_efficiency(result: PredictionResult) -> str:
     """Return a sentence that defines speed-up and efficiency of a prediction from points."""
     fewest = count(min(point.ranks for point in result.points), "rank")
     what = "" if result.is_of_speeds else " of whole runs with their start-up"
@@ -210,16 +292,12 @@ def _positive_or_none(value: float | None) -> float | None:
     return value if value is not None and value > 0 else None
 
 
-def _to_percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
-
-
-def _parts_section(result: PredictionResult) -> PageSection | None:
+def _parts_section(result: PredictionResult, rows: ResultRows) -> PageSection | None:
     names = list(dict.fromkeys(name for each in result.predictions for name in each.parts))
     if not names:
         return None
     colours = {name: f"c-part-{index % _NUM_COLOURS}" for index, name in enumerate(names)}
-    rows = []
+    bar_rows = []
     for each in result.predictions:
         whole = sum(value for value in each.parts.values() if value > 0) or 1.0
         segments = [
@@ -232,102 +310,30 @@ def _parts_section(result: PredictionResult) -> PageSection | None:
             for name, value in each.parts.items()
             if value > 0
         ]
-        rows.append(BarRow(count(each.ranks, "rank"), segments, seconds(each.time_s)))
+        bar_rows.append(BarRow(count(each.ranks, "rank"), segments, seconds(each.time_s)))
     legend = [(clean_text(display_name(name)), colours[name]) for name in names]
-    titles = ["ranks", *map(display_name, names)]
-    table = [
-        [cells.count_cell(each.ranks), *(cells.seconds_cell(each.parts.get(name)) for name in names)]
-        for each in result.predictions
-    ]
-    bars = BarChart("Parts of the predicted time", rows, legend, "shares of each prediction")
-    parts = Table("", [TableColumn(clean_text(each)) for each in titles], table, MAX_OPEN_ROWS, "more ranks")
-    return PageSection("parts", "Dominant parts", [bars, parts])
+    bars = BarChart("Parts of the predicted time", bar_rows, legend, "shares of each prediction")
+    keys = " ".join(f"part_{name}_s" for name in names)
+    return PageSection("parts", "Dominant parts", [bars, rows.table(f"ranks {keys}", having=keys)])
 
 
-def _basis_section(result: PredictionResult) -> PageSection:
+def _basis_blocks(result: PredictionResult) -> list[Block]:
     blocks: list[Block] = [Paragraph(f"{_BASIS_VERBS[result.basis]} {clean_text(result.source, 300)}:")]
-    blocks += [Paragraph(f"Collective times follow {clean_text(result.network, 300)}.")] if result.network else []
     blocks += [Command(clean_text(result.form, 2000))]
-    terms = [(clean_text(name), TableCell(seconds(value), value)) for name, value in result.terms.items()]
+    terms = [(clean_text(name), cells.seconds_cell(value)) for name, value in result.terms.items()]
     blocks += [KeyValueList(terms, "Terms")] if terms else []
-    titles = ("ranks", "nodes", "batch per rank", "images", "measured", "fitted", "difference")
-    rows = [
-        [
-            cells.count_cell(point.ranks),
-            cells.count_cell(point.nodes),
-            cells.count_cell(point.rank_batch),
-            cells.count_cell(point.images),
-            cells.seconds_cell(point.time_s),
-            cells.seconds_cell(point.fitted_s),
-            _difference_cell(point.fitted_s, point.time_s),
-        ]
-        for point in result.points
-    ]
-    blocks += (
-        [Table("Measurements", [TableColumn(each) for each in titles], rows, MAX_OPEN_ROWS, "more points")]
-        if rows
-        else []
-    )
-    blocks += [Paragraph(clean_text(note, 1000)) for note in result.notes]
-    return PageSection("basis", "Basis", blocks)
-
-
-def _difference_cell(fitted_s: float, time_s: float) -> TableCell:
-    if not time_s > 0:
-        return TableCell("")
-    change = fitted_s / time_s - 1
-    return TableCell(f"{100 * change:+.1f} %", change)
-
-
-def _format_cost(cost: float) -> str:
-    return f"{cost:,.2f}"
-
-
-def _measured_row(
-    result: PredictionResult, point: MeasuredPoint, *, has_start_up: bool, has_cost: bool
-) -> list[TableCell]:
-    # Only points that are speeds have a step time.
-    time_s, hours = result.time_of(point), point.ranks * result.time_of(point) / 3600
-    pace = [cells.EMPTY_CELL, cells.EMPTY_CELL]
-    if result.is_of_speeds:
-        rate = point.images / point.time_s
-        pace = [cells.seconds_cell(point.ranks * point.rank_batch / rate), TableCell(cells.format_rate(rate), rate)]
-    return [
-        cells.count_cell(point.ranks),
-        cells.count_cell(point.nodes),
-        cells.count_cell(point.rank_batch),
-        *([cells.count_cell(point.images)] if result.has_several_images else []),
-        TableCell(seconds(time_s), time_s, note="measured"),
-        *_speedup_cells(point),
-        *pace,
-        *([_run_share_cell(result.start_up_s, time_s)] if has_start_up else []),
-        TableCell(number(hours), hours),
-        *([cells.EMPTY_CELL] if has_cost else []),
-        cells.EMPTY_CELL,
-    ]
-
-
-def _speedup_cells(each: MeasuredPoint | Predicted) -> list[TableCell]:
-    speedup = cells.EMPTY_CELL if each.speedup is None else TableCell(f"{each.speedup:,.2f}x", each.speedup)
-    return [speedup, cells.share_cell(each.efficiency)]
-
-
-def _run_share_cell(part_s: float | None, time_s: float) -> TableCell:
-    return cells.EMPTY_CELL if part_s is None or not time_s > 0 else cells.share_cell(part_s / time_s)
-
-
-def _predicted_row(result: PredictionResult, each: Predicted, *, has_start_up: bool, has_cost: bool) -> list[TableCell]:
-    return [
-        cells.count_cell(each.ranks),
-        cells.count_cell(each.nodes),
-        cells.count_cell(each.rank_batch),
-        *([cells.count_cell(each.images)] if result.has_several_images else []),
-        TableCell(seconds(each.time_s), each.time_s, note=_interval_text(each)),
-        *_speedup_cells(each),
-        cells.seconds_cell(each.step_s),
-        TableCell(cells.format_rate(each.images_per_s), each.images_per_s),
-        *([_run_share_cell(each.parts.get(_START_UP), each.time_s)] if has_start_up else []),
-        TableCell(number(each.gpu_hours), each.gpu_hours),
-        *([TableCell("" if each.cost is None else _format_cost(each.cost), each.cost)] if has_cost else []),
-        cells.sentence_cell(display_name(each.dominates)),
-    ]
+    sentences = [f"Collective times follow {clean_text(result.network, 300)}."] if result.network else []
+    if result.start_up_s:
+        last = max(result.points, key=lambda point: point.ranks)
+        part = share(result.start_up_s / last.time_s)
+        sentences.append(
+            f"The start-up, f_s of the fit, is {part} of the run on {count(last.ranks, 'rank')}, and the same on more."
+        )
+    if any(point.efficiency is not None for point in result.points):
+        sentences.append(_describe_efficiency(result))
+    if result.basis == "points":
+        sentences.append(
+            f"Intervals are nominally 95 %; on published tables, {_INTERVAL_COVERAGE} of them held the measurement."
+        )
+    sentences += [clean_text(note, 1000) for note in result.notes]
+    return [*blocks, *map(Paragraph, sentences)]

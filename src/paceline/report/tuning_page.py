@@ -1,10 +1,10 @@
 """Build the pages of a settings search and of a sweep over one setting."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from paceline.core.experiments.results import SweepPoint, SweepResult, TriedResult, TuneResult
-from paceline.core.stages import display_name
+from paceline.core.experiments.results import SweepPoint, SweepResult, TuneResult
 from paceline.core.statistics import Interval
 from paceline.core.units import count
 from paceline.report import cells
@@ -24,15 +24,22 @@ from paceline.report.document import (
 from paceline.report.experiment_common import (
     MAX_OPEN_ROWS,
     PARITY_COLUMNS,
+    PARITY_KEYS,
+    SPREAD_COLUMNS,
+    Column,
     ExperimentReport,
     RateBar,
+    ResultRows,
     bottleneck_of,
+    build_record,
     describe_bounds,
     measured_line,
-    parity_cells,
+    measurement_facts,
+    measurement_status,
     plain_line,
     rate_bars,
     shell_command,
+    stage_columns,
 )
 from paceline.report.text import clean_text, finite_or_none
 
@@ -50,64 +57,92 @@ _STATUS_COLOURS: Final = (("won", "c-kept"), ("not taken", "c-dropped"))
 _LOG_AXIS_RATIO: Final = 8
 
 
-def tuning_table(result: TuneResult) -> Table:
+_COLUMNS: Final = (
+    Column("settings", "settings"),
+    Column("status"),
+    Column("why"),
+    Column("patch", "changes", lambda patch: cells.patch_cell(patch, "nothing"), is_wide=True),
+    Column("over", "over"),
+    Column("round", "round", cells.count_cell),
+    Column("steps", "steps", cells.count_cell),
+    Column("trials", "trials", cells.count_cell),
+    Column("images_per_s", "images/s", cells.rate_cell),
+    Column("ratio", "ratio", cells.ratio_cell, has_interval=True),
+    *PARITY_COLUMNS,
+    Column("explains", "description", is_wide=True),
+    Column("outcome", "outcome", is_wide=True, in_csv=False),
+)
+_SWEEP_COLUMNS: Final = (
+    Column("key"),
+    Column("value", "value"),
+    Column("batch_size"),
+    Column("images_per_s", "images/s", cells.rate_cell, has_interval=True),
+    *SPREAD_COLUMNS,
+    Column("step_s", "per step", cells.milliseconds_cell),
+    Column("data_wait_s", "waits for data", cells.milliseconds_cell),
+    Column("epoch_s", "per epoch", cells.seconds_cell),
+    Column("bottleneck"),
+    Column("error"),
+    Column("shown_rate", "images/s, lowest to highest", cells.rate_cell, in_csv=False),
+    Column("note", "note", is_wide=True, in_csv=False),
+)
+
+
+def tuning_rows(result: TuneResult) -> ResultRows:
     """Return a row per trial setting, in the order of trials."""
-    columns = [
-        TableColumn("round"),
-        TableColumn("settings", is_number=False),
-        TableColumn("changes", is_number=False, is_wide=True),
+    records = [
+        build_record(
+            tried,
+            settings=tried.name,
+            outcome=": ".join(filter(None, (_STATUS_LABELS[tried.status], tried.why))),
+        )
+        for tried in result.tried
     ]
-    columns += [
-        TableColumn("over", is_number=False),
-        TableColumn("images/s"),
-        TableColumn("ratio"),
-        TableColumn("steps"),
-        TableColumn("trials"),
-    ]
-    columns += [TableColumn("outcome", is_number=False, is_wide=True)]
-    return Table("Tried", columns, [_tried_row(tried) for tried in result.tried], MAX_OPEN_ROWS, "more settings")
+    main = "round settings patch over images_per_s ratio steps trials outcome"
+    return ResultRows(_COLUMNS, records, "Tried", main, "more settings", num_names=2)
 
 
 def build_tuning_page(report: ExperimentReport, result: TuneResult) -> ReportPage:
     """Return the report of a search for the fastest settings."""
-    subtitle = [f"recipe {result.recipe} {result.recipe_hash}", count(result.ranks, "rank")]
-    facts = [
-        ("counted steps per run", cells.count_cell(result.steps)),
-        ("warm-up steps", cells.count_cell(result.warmup_steps)),
-        ("runs of the final pairs", cells.count_cell(result.repeats)),
-        ("runs in all", cells.count_cell(result.trials)),
-        ("settings in the space searched", cells.count_cell(result.grid)),
-        ("total time of runs", cells.seconds_cell(result.wall_s)),
-    ]
+    rows, next_steps = tuning_rows(result), _best_settings_section(result)
+    facts = measurement_facts(result)
+    facts += [("settings in the space searched", cells.count_cell(result.grid))]
     runs = [(tried.name, tried.runs) for tried in result.tried]
-    origin = report.build_provenance(result.command, facts, result.provenance, runs)
-    sections = [
-        _best_settings_section(result),
-        _tried_section(result),
-        _explanations_section(result),
-        _parity_section(result),
-        origin,
-    ]
-    verdict = bottleneck_of("the tuned recipe" if result.best_patch else "the recipe", result.verdict)
-    return report.build_page(
-        "Tuning report", _tuning_status(result), subtitle, _tuning_figures(result), sections, verdict
+    descriptions = replace(
+        rows, records=list({record["settings"]: record for record in rows.records if record["explains"]}.values())
+    ).table("settings explains")
+    parity = rows.table(f"settings {PARITY_KEYS}", having="parity")
+    status: tuple[str, Tone] = (
+        (f"{count(len(result.best_patch), 'setting')} changed", "good")
+        if result.best_patch
+        else ("nothing faster was found", "warning")
     )
-
-
-def _tuning_status(result: TuneResult) -> tuple[str, Tone]:
-    if not result.best_patch:
-        return "nothing faster was found", "warning"
-    return f"{count(len(result.best_patch), 'setting')} changed", "good"
+    sections = [
+        next_steps,
+        _tried_section(result, rows),
+        PageSection("settings", "Description of settings", [descriptions]) if descriptions.rows else None,
+        PageSection("parity", "Training parity", [parity]) if parity.rows else None,
+        report.build_provenance(result.command, facts, result.provenance, runs),
+    ]
+    outcomes = rows.table("round settings images_per_s ratio outcome", "Tried", num_names=2)
+    return report.build_page(
+        "Tuning report",
+        status,
+        [f"recipe {result.recipe} {result.recipe_hash}", count(result.ranks, "rank")],
+        _tuning_figures(result),
+        sections,
+        bottleneck_of("the tuned recipe" if result.best_patch else "the recipe", result.verdict),
+        summary=[*([outcomes] if result.tried else []), *next_steps.blocks],
+    )
 
 
 def _tuning_figures(result: TuneResult) -> list[KeyFigure]:
     figures = []
     if result.gain is not None:
-        cell = TableCell(f"{result.gain.value:,.2f}x", result.gain.value)
-        figures.append(KeyFigure("as fast as the recipe was", cell, describe_bounds(result.gain)))
-    rate = result.best.value
+        gain = cells.ratio_cell(result.gain.value)
+        figures.append(KeyFigure("as fast as the recipe was", gain, describe_bounds(result.gain)))
     note = f"the recipe as it was: {cells.format_rate(result.first.value)}"
-    figures.append(KeyFigure("images/s", TableCell(cells.format_rate(rate), rate), note))
+    figures.append(KeyFigure("images/s", cells.rate_cell(result.best.value), note))
     note = f"{count(result.grid, 'setting')} in the space that was searched"
     figures.append(KeyFigure("runs", cells.count_cell(result.trials), note))
     figures.append(KeyFigure("total time of runs", cells.seconds_cell(result.wall_s), clean_text(result.stopped)))
@@ -128,12 +163,11 @@ def _best_settings_section(result: TuneResult) -> PageSection:
     return PageSection("take", "Next steps", blocks)
 
 
-def _tried_section(result: TuneResult) -> PageSection:
+def _tried_section(result: TuneResult, rows: ResultRows) -> PageSection:
     measured_bars = [
         RateBar(
             clean_text(f"{each.round}: {each.name}"),
             Interval(value=each.images_per_s),
-            cells.format_rate(each.images_per_s),
             "c-kept" if each.status == "won" else "c-dropped",
         )
         for each in result.tried
@@ -142,8 +176,8 @@ def _tried_section(result: TuneResult) -> PageSection:
     most = (
         f"; the first {MAX_OPEN_ROWS} of {len(measured_bars)} are drawn" if len(measured_bars) > MAX_OPEN_ROWS else ""
     )
-    first = RateBar("the recipe as it was", result.first, cells.format_rate(result.first.value), "c-other")
-    best = RateBar("the tuned recipe", result.best, cells.format_rate(result.best.value), "c-kept")
+    first = RateBar("the recipe as it was", result.first, "c-other")
+    best = RateBar("the tuned recipe", result.best, "c-kept")
     note = f"of the longest run of each, with intervals for several runs{most}"
     bars = rate_bars("Images/s of trials", note, [first, *measured_bars[:MAX_OPEN_ROWS], best], _STATUS_COLOURS)
     rule = (
@@ -152,95 +186,54 @@ def _tried_section(result: TuneResult) -> PageSection:
     )
     before = bottleneck_of("The recipe as it was", result.first_verdict)
     bottleneck = [Paragraph(" ".join(filter(None, (f"{before.bottleneck}.", before.evidence))))] if before else []
-    return PageSection("tried", "Trials", [bars, *bottleneck, Paragraph(rule), tuning_table(result)])
+    return PageSection("tried", "Trials", [bars, *bottleneck, Paragraph(rule), rows.main_table()])
 
 
-def _explanations_section(result: TuneResult) -> PageSection | None:
-    descriptions = {tried.name: tried.explains for tried in result.tried if tried.explains}
-    if not descriptions:
-        return None
-    rows = [[cells.sentence_cell(name), cells.sentence_cell(explains)] for name, explains in descriptions.items()]
-    columns = [TableColumn("settings", is_number=False), TableColumn("description", is_number=False, is_wide=True)]
-    return PageSection(
-        "settings", "Description of settings", [Table("", columns, rows, MAX_OPEN_ROWS, "more settings")]
-    )
-
-
-def _parity_section(result: TuneResult) -> PageSection | None:
-    rows = [[cells.sentence_cell(tried.name), *parity_cells(tried.parity)] for tried in result.tried if tried.parity]
-    table = Table("", [TableColumn("settings", is_number=False), *PARITY_COLUMNS], rows, MAX_OPEN_ROWS, "more settings")
-    return PageSection("parity", "Training parity", [table]) if rows else None
-
-
-def _tried_row(tried: TriedResult) -> list[TableCell]:
-    return [
-        cells.count_cell(tried.round),
-        cells.sentence_cell(tried.name),
-        cells.patch_cell(tried.patch, "nothing"),
-        cells.sentence_cell(tried.over),
-        cells.rate_cell(None if tried.images_per_s is None else Interval(value=tried.images_per_s)),
-        cells.ratio_cell(tried.ratio),
-        cells.count_cell(tried.steps),
-        cells.count_cell(tried.trials),
-        tried_outcome(tried),
-    ]
-
-
-def tried_outcome(tried: TriedResult) -> TableCell:
-    """Return the outcome and its reason."""
-    return cells.sentence_cell(": ".join(filter(None, (_STATUS_LABELS[tried.status], tried.why))))
-
-
-def sweep_table(result: SweepResult) -> Table:
+def sweep_rows(result: SweepResult) -> ResultRows:
     """Return a row per value."""
-    columns = [TableColumn(clean_text(result.key), is_number=False), TableColumn("images/s"), TableColumn("spread")]
-    columns += [TableColumn("per step"), TableColumn("waits for data"), TableColumn("per epoch")]
-    columns += [TableColumn("note", is_number=False, is_wide=True)]
-    return Table("Values", columns, [_sweep_row(point) for point in result.points], MAX_OPEN_ROWS, "more values")
+    records = [
+        build_record(
+            point,
+            key=result.key,
+            shown_rate=None if point.images_per_s is None else _speed_interval(point),
+            note=point.error or ", ".join(filter(None, ("fastest" if point.is_fastest else "", point.bottleneck))),
+        )
+        for point in result.points
+    ]
+    columns = [
+        replace(column, heading=clean_text(result.key)) if column.key == "value" else column
+        for column in (*_SWEEP_COLUMNS, *stage_columns(result.points))
+    ]
+    return ResultRows(columns, records, "Values", "value shown_rate step_s data_wait_s epoch_s note", "more values")
 
 
 def build_sweep_page(report: ExperimentReport, result: SweepResult) -> ReportPage:
     """Return the report of a sweep."""
-    facts = [
-        ("ranks", cells.count_cell(result.ranks)),
-        ("counted steps per run", cells.count_cell(result.steps)),
-        ("warm-up steps", cells.count_cell(result.warmup_steps)),
-        ("interleaved runs of each", cells.count_cell(result.repeats)),
-        ("total time of runs", cells.seconds_cell(result.wall_s)),
-    ]
+    rows, sentence = sweep_rows(result), Paragraph(clean_text(result.sentence, 500))
+    facts = [("ranks", cells.count_cell(result.ranks)), *measurement_facts(result)]
     runs = [(clean_text(f"{result.key}={point.value}"), point.runs) for point in result.points]
-    subtitle = [f"speed over {result.key}", f"recipe {result.recipe} {result.recipe_hash}"]
-    origin = report.build_provenance(result.command, facts, result.provenance, runs)
+    sections = [
+        PageSection("speed", "Speed", [sentence, *_speed_drawings(result), rows.main_table()]),
+        _stages_section(rows),
+        report.build_provenance(result.command, facts, result.provenance, runs),
+    ]
     return report.build_page(
         "Profile over a setting",
-        _sweep_status(result),
-        subtitle,
+        measurement_status(result.points, "value", "".join(point.starved for point in result.points)),
+        [f"speed over {result.key}", f"recipe {result.recipe} {result.recipe_hash}"],
         _sweep_figures(result),
-        [_speed_section(result), _stages_section(result), origin],
+        sections,
+        summary=[sentence, rows.main_table()],
     )
-
-
-def _sweep_status(result: SweepResult) -> tuple[str, Tone]:
-    failed = sum(bool(point.error) for point in result.points)
-    if failed:
-        return f"{failed} of {len(result.points)} values failed", "bad" if failed == len(result.points) else "warning"
-    if any(point.starved for point in result.points):
-        return "measured, with a caution", "warning"
-    return f"{count(len(result.points), 'value')} measured", "good"
 
 
 def _sweep_figures(result: SweepResult) -> list[KeyFigure]:
     best = next((point for point in result.points if point.value == result.fastest), None)
     if best is None or best.images_per_s is None:
         return []
-    rate = best.images_per_s.value
-    figures = [
-        KeyFigure(
-            clean_text(f"images/s, {result.key}={best.value}"),
-            TableCell(cells.format_rate(rate), rate),
-            _format_spread(best),
-        )
-    ]
+    rate = cells.rate_cell(_speed_interval(best))
+    name = clean_text(f"images/s, {result.key}={best.value}")
+    figures = [KeyFigure(name, TableCell(rate.text, rate.value), rate.note)]
     if best.epoch_s is not None:
         figures.append(KeyFigure("per epoch", cells.seconds_cell(best.epoch_s), "training alone, at that speed"))
     if best.data_wait_s is not None and best.step_s:
@@ -248,29 +241,17 @@ def _sweep_figures(result: SweepResult) -> list[KeyFigure]:
     return figures
 
 
-def _speed_section(result: SweepResult) -> PageSection:
+def _speed_drawings(result: SweepResult) -> list[Block]:
     points = [point for point in result.points if point.images_per_s is not None]
-    blocks: list[Block] = [Paragraph(clean_text(result.sentence, 500))]
     numbers = [_numeric_value(point) for point in points]
     if len(points) > 1 and all(each is not None for each in numbers):
-        blocks.append(ChartRow(_sweep_charts(result.key, [each for each in numbers if each is not None], points)))
-    elif points:
-        bars = [
-            RateBar(
-                clean_text(point.value),
-                _speed_interval(point),
-                cells.format_rate(point.images_per_s.value),
-                "c-kept" if point.is_fastest else "c-other",
-            )
-            for point in points
-            if point.images_per_s is not None
-        ]
-        legend = [("fastest, or not distinguishable from it", "c-kept"), ("slower", "c-other")]
-        blocks.append(
-            rate_bars(f"Images/s over {clean_text(result.key)}", "lowest and highest", bars[:MAX_OPEN_ROWS], legend)
-        )
-    blocks.append(sweep_table(result))
-    return PageSection("speed", "Speed", blocks)
+        return [ChartRow(_sweep_charts(result.key, [each for each in numbers if each is not None], points))]
+    bars = [
+        RateBar(clean_text(point.value), _speed_interval(point), "c-kept" if point.is_fastest else "c-other")
+        for point in points[:MAX_OPEN_ROWS]
+    ]
+    legend = [("fastest, or not distinguishable from it", "c-kept"), ("slower", "c-other")]
+    return [rate_bars(f"Images/s over {clean_text(result.key)}", "lowest and highest", bars, legend)] if bars else []
 
 
 def _sweep_charts(key: str, xs: Sequence[float], points: Sequence[SweepPoint]) -> list[Chart]:
@@ -288,30 +269,15 @@ def _sweep_charts(key: str, xs: Sequence[float], points: Sequence[SweepPoint]) -
     ]
 
 
-def _stages_section(result: SweepResult) -> PageSection | None:
-    names = list(dict.fromkeys(name for point in result.points for name in point.stages))
-    if not names:
+def _stages_section(rows: ResultRows) -> PageSection | None:
+    stages = " ".join(column.key for column in rows.columns if column.key.startswith("stage_"))
+    if not stages:
         return None
-    columns = [
-        TableColumn(clean_text(result.key), is_number=False),
-        *(TableColumn(display_name(name)) for name in names),
-        TableColumn("per step"),
-    ]
-    rows = [
-        [
-            cells.text_cell(point.value),
-            *(_optional_milliseconds_cell(point.stages.get(name)) for name in names),
-            _optional_milliseconds_cell(point.step_s),
-        ]
-        for point in result.points
-        if point.stages
-    ]
     note = (
         "Milliseconds per step of rank 0, on a GPU in device time. They are medians over runs, so they need not add up."
     )
-    return PageSection(
-        "stages", "Stages of a step", [Paragraph(note), Table("", columns, rows, MAX_OPEN_ROWS, "more values")]
-    )
+    table = rows.table(f"value {stages} step_s", having=stages)
+    return PageSection("stages", "Stages of a step", [Paragraph(note), table])
 
 
 def _numeric_value(point: SweepPoint) -> float | None:
@@ -327,29 +293,5 @@ def _speed_interval(point: SweepPoint) -> Interval:
     return Interval(value=point.images_per_s.value, low=low, high=high)
 
 
-def _format_spread(point: SweepPoint) -> str:
-    if point.spread is None:
-        return ""
-    return f"{cells.format_rate(point.spread[0])} to {cells.format_rate(point.spread[1])}"
-
-
 def _to_milliseconds(value_s: float | None) -> float | None:
     return None if value_s is None else 1000 * value_s
-
-
-def _optional_milliseconds_cell(value_s: float | None) -> TableCell:
-    return cells.EMPTY_CELL if value_s is None else cells.milliseconds_cell(value_s)
-
-
-def _sweep_row(point: SweepPoint) -> list[TableCell]:
-    rate = None if point.images_per_s is None else Interval(value=point.images_per_s.value)
-    best = "fastest" if point.is_fastest else ""
-    return [
-        cells.text_cell(point.value),
-        cells.rate_cell(rate),
-        TableCell(_format_spread(point)),
-        _optional_milliseconds_cell(point.step_s),
-        _optional_milliseconds_cell(point.data_wait_s),
-        cells.seconds_cell(point.epoch_s),
-        cells.sentence_cell(point.error or ", ".join(filter(None, (best, point.bottleneck)))),
-    ]

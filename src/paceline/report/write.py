@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from paceline.core.errors import RecipeError
-from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir
-from paceline.core.experiments.results import LadderResult, PredictionResult, ScaleResult, SweepResult, TuneResult
+from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.results import printable_class_name
 from paceline.core.run_dir import RunDir, write_atomic
 from paceline.report.document import (
@@ -26,20 +25,15 @@ from paceline.report.document import (
     ReportPage,
     Table,
 )
-from paceline.report.experiment_common import ExperimentReport
-from paceline.report.ladder_page import build_ladder_page
+from paceline.report.experiment_tables import build_experiment_page
 from paceline.report.learning_sections import limit_thumbnails
-from paceline.report.prediction_page import build_prediction_page
-from paceline.report.read_run import TolerantReader, is_experiment_dir, read_run
+from paceline.report.read_run import is_experiment_dir, read_run
 from paceline.report.render import render_html, render_markdown, run_to_data
 from paceline.report.run_page import build_run_page
-from paceline.report.scaling_page import build_batch_page, build_scaling_page
 from paceline.report.text import to_jsonable
-from paceline.report.tuning_page import build_sweep_page, build_tuning_page
 
 # Keeps every report small enough to send by mail.
 MAX_REPORT_BYTES: Final = 1_000_000
-_MAX_RECIPE_BYTES = 256 << 10
 REPORT_FORMATS: Final = ("html", "md", "json")
 T = TypeVar("T")
 
@@ -100,26 +94,6 @@ def _render_within_limit(path: Path, page: ReportPage) -> str:
             break
     assert 0 < len(text.encode()) < MAX_REPORT_BYTES, f"{path}: a report of {len(text):,} characters"
     return text
-
-
-def build_experiment_page(folder: ExperimentDir, result: Experiment) -> ReportPage:
-    """Return the page of an experiment's result."""
-    reader = TolerantReader()
-    recipe = reader.read_text(folder.recipe, _MAX_RECIPE_BYTES)
-    report = ExperimentReport(folder.path, recipe, reader.problems)
-    match result:
-        case LadderResult():
-            return build_ladder_page(report, result)
-        case ScaleResult(mode="batch"):
-            return build_batch_page(report, result)
-        case ScaleResult():
-            return build_scaling_page(report, result)
-        case PredictionResult():
-            return build_prediction_page(report, result)
-        case TuneResult():
-            return build_tuning_page(report, result)
-        case SweepResult():
-            return build_sweep_page(report, result)
 
 
 def truncate_page(page: ReportPage, limit: PageLimit) -> ReportPage:

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from paceline.cli.ladder import _with_steps_time, ladder, show_ladder
+from paceline.cli.experiment import show_experiment, with_steps_time
+from paceline.cli.ladder import ladder
 from paceline.cli.options import LadderOptions
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
@@ -123,37 +124,20 @@ def test_the_list_of_a_ladder_names_its_rungs(capsys, monkeypatch):
 
 def test_the_outcome_of_each_rung_is_printed_with_its_reason(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    show_ladder(RESULT, ExperimentDir(tmp_path), as_json=False)
+    show_experiment(RESULT, ExperimentDir(tmp_path), as_json=False)
     out = capsys.readouterr().out
     assert "2.00x (1.90 to 2.10)" in out
-    assert f"  base  {20 * '█'} 100" in out
-    assert f"  plain {40 * '░'} 200 (dropped)" in out
-    expected = (
-        "kept: faster: 2.00x (1.90 to 2.10) in 3 pairs; forward from 60 ms to 20 ms; backward did not shrink, from"
-    )
-    assert expected in out
-    assert "; alike; preparing its data took 12.0 s" in out
-    assert "left out: only helps with a GPU" in out
-    assert "1:01 min" in out
-    assert re.search(r"best +│ bf16", out)
+    assert re.search(r"bf16 .* kept: faster: 2.00x \(1.90 to 2.10\) in 3 pairs", out)
+    assert re.search(r"plain .* dropped: slower", out) and "left out: only helps with a GPU" in out
     assert re.search(rf"\n  paceline train {tmp_path} train.precision=bf16 --ranks \d\n", out)
-    assert "loss" not in out.split("time and memory")[0].split("time per step, in")[1].splitlines()[2]
-
-
-def test_how_long_an_epoch_and_the_steps_take_stands_beside_start_up(capsys, tmp_path):
-    rungs = [rung.model_copy(update={"epoch_s": 78.5, "steps_s": 20 * rung.step_s} if rung.step_s else {})
-             for rung in RESULT.rungs]  # fmt: skip
-    show_ladder(RESULT.model_copy(update={"rungs": tuple(rungs)}), ExperimentDir(tmp_path), as_json=False)
-    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "rung an epoch 20 steps start-up compiling memory" in out
-    assert "base 1:18 min 2.00 s 2.50 s 1 GB" in out and "bf16 1:18 min 1.00 s 2.50 s 1:01 min" in out
+    assert f"folder: {tmp_path}\n" in out
 
 
 def test_the_time_of_the_counted_steps_is_in_the_result():
-    assert _with_steps_time(BASE, 300).steps_s == 300 * 0.1
-    assert _with_steps_time(NEVER, 300) == NEVER
+    assert with_steps_time(BASE, 300).steps_s == 300 * 0.1
+    assert with_steps_time(NEVER, 300) == NEVER
 
 
 def test_a_program_gets_the_result_and_nothing_else(capsys, tmp_path):
-    show_ladder(RESULT, ExperimentDir(tmp_path), as_json=True)
+    show_experiment(RESULT, ExperimentDir(tmp_path), as_json=True)
     assert LadderResult.model_validate_json(capsys.readouterr().out) == RESULT

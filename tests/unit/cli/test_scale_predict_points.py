@@ -35,17 +35,18 @@ def test_json_alone_comes_out(table: Path, capsys: pytest.CaptureFixture[str]) -
 def test_the_table_is_printed_with_its_basis(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert predict_points(ScaleOptions(points=table, at="16", ranks_per_node=4, price=2.0)) == 0
     out = capsys.readouterr().out
-    assert "95 % interval" in out
+    assert "with 95 % confidence" in out
     assert "cost" in out
     assert "f_s: left out" in " ".join(out.split())
 
 
-def test_measurements_come_before_predictions(table: Path, tmp_path: Path, capsys) -> None:
+def test_measurements_come_before_predictions(table: Path, tmp_path: Path, capsys, monkeypatch) -> None:
     """In the terminal, in CSV, in Markdown and in JSON."""
+    monkeypatch.setenv("COLUMNS", "200")
     predict_points(ScaleOptions(points=table, at="16", ranks_per_node=4, run_dir=tmp_path / "foretold"))
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "1 26:40 min measured 1.00x 100.0 %" in out and "8 3:50 min measured 6.96x 87.0 %" in out
-    assert out.index("8 3:50 min") < out.index("16 2:")
+    assert "26:40 min (measured) 1.00x 100.0 %" in out and "3:50 min (measured) 6.96x 87.0 %" in out
+    assert out.index(" 3:50 min (measured)") < out.index("16 4 256 ")
     folder = ExperimentDir(tmp_path / "foretold")
     assert "| 4 | 1 | 256 | 6:50 min (measured) | 3.90x | 97.6 % |" in folder.markdown.read_text()
     rows = list(csv.DictReader(folder.table.read_text().splitlines()))
@@ -53,7 +54,8 @@ def test_measurements_come_before_predictions(table: Path, tmp_path: Path, capsy
     assert [point.efficiency for point in folder.read().points] == [float(row["efficiency"]) for row in rows[:3]]
 
 
-def test_speeds_are_shown_as_the_time_that_the_images_take(tmp_path: Path, capsys) -> None:
+def test_speeds_are_shown_as_the_time_that_the_images_take(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     path = tmp_path / "points.csv"
     path.write_text("ranks,nodes,rank_batch,images,time_s\n1,1,128,2625,1\n4,1,128,8295,1\n16,2,128,34205,1\n")
     predict_points(ScaleOptions(points=path, at="32", ranks_per_node=8, images=5e6, run_dir=tmp_path / "foretold"))
@@ -63,7 +65,7 @@ def test_speeds_are_shown_as_the_time_that_the_images_take(tmp_path: Path, capsy
     assert throughput["measured"] == {1: 2625, 4: 8295, 16: 34205}
     assert throughput["ideal"] == {1: 2625, 4: 10500, 16: 42000, 32: 84000}
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "16 2:26 min measured 13.03x 81.4 %" in out and "16 2 59.9 ms 34,205 0.650 -" in out
+    assert "16 2 128 2:26 min (measured) 13.03x 81.4 % 59.9 ms 34,205 0.650" in out
 
 
 def test_the_fitted_start_up_is_printed(table: Path, tmp_path: Path, capsys) -> None:
@@ -75,7 +77,7 @@ def test_the_fitted_start_up_is_printed(table: Path, tmp_path: Path, capsys) -> 
     assert f_s > 1
     predict_points(ScaleOptions(points=path, at="64"))
     out = " ".join(capsys.readouterr().out.split())
-    assert f"f_s, by the fit: {100 * f_s / 80:.1f} % of the run on 32 ranks" in out
+    assert f"start-up, f_s of the fit, is {100 * f_s / 80:.1f} % of the run on 32 ranks" in out
 
 
 def test_ranks_per_node_default_to_the_largest_of_the_table_with_a_note(table: Path, capsys) -> None:

@@ -78,7 +78,7 @@ def test_each_value_is_run_in_turns_and_has_a_row(sweep, tmp_path: Path, capsys:
     back = [name for name in reversed(names) if "256" not in name]  # what has failed is not run again
     assert FakeRunner.ran == [*((name, 1) for name in names), *((name, 2) for name in back)]
     out = capsys.readouterr().out
-    assert "data.batch_size of digits, on 1 rank" in out and "128 is the fastest, 386 images/s." in out
+    assert "speed over data.batch_size · recipe digits" in out and "128 is the fastest, 386 images/s." in out
     folder = ExperimentDir(tmp_path / "sweep")
     found = folder.read()
     assert isinstance(found, SweepResult)
@@ -86,8 +86,9 @@ def test_each_value_is_run_in_turns_and_has_a_row(sweep, tmp_path: Path, capsys:
         ("64", False, False), ("256", False, True), ("128", True, False),
     ]  # fmt: skip
     assert [each.epoch_s for each in found.points] == pytest.approx([1280 / 193.5, None, 1280 / 385.5])
-    assert "| data.batch_size | images/s |" in folder.markdown.read_text() and "Profile over a setting" in (
-        folder.report.read_text()
+    assert (
+        "| data.batch_size | images/s, lowest to highest |" in folder.markdown.read_text()
+        and "Profile over a setting" in (folder.report.read_text())
     )
     ran = len(FakeRunner.ran)
     assert sweep("data.batch_size=64,256,128", as_json=True) == 0  # it has ended, so nothing is run again

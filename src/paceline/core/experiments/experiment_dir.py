@@ -70,6 +70,11 @@ class ExperimentDir:
         return self.path / "table.csv"
 
     @property
+    def points(self) -> Path:
+        """Speeds over ranks as CSV, for `paceline scale --predict --points`."""
+        return self.path / "points.csv"
+
+    @property
     def markdown(self) -> Path:
         """The result as a Markdown table."""
         return self.path / "table.md"

@@ -18,7 +18,7 @@ from paceline.core.run_dir import RunDir
 from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.core.units import share
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
-from paceline.lab.predict.points import COMPUTE_PART, FIXED_PART, POINTS_FILE, PredictionRequest, build_predicted
+from paceline.lab.predict.points import COMPUTE_PART, FIXED_PART, PredictionRequest, build_predicted
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import Parallel
@@ -223,7 +223,7 @@ def _flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, 
 def _check_is_run(path: Path) -> None:
     folder = ExperimentDir(path)
     if folder.result.exists() or folder.trials.is_dir():
-        points = path / POINTS_FILE
+        points = folder.points
         fix = "name one of its runs, in trials/" + (f", or --points {points}" if points.exists() else "")
         raise RecipeError(f"{path}: is the folder of an experiment, not of a run ({fix})")
     if not path.is_dir():

@@ -11,8 +11,6 @@ from typing import Final
 from paceline.core.errors import DataError, suggest_similar
 from paceline.core.experiments.results import Predicted
 
-POINTS_FILE: Final = "points.csv"
-"""Table in the folder of `paceline scale`, for predictions."""
 POINT_COLUMNS: Final = ("ranks", "nodes", "rank_batch", "images", "time_s")
 _COUNT_COLUMNS: Final = ("ranks", "nodes", "rank_batch")
 _RANGE: Final = (1e-9, 1e15)

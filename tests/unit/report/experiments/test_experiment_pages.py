@@ -13,11 +13,11 @@ from paceline.core.run_dir import RunDir
 from paceline.core.statistics import Interval
 from paceline.report.document import Chart, ChartLine, ChartRow, PageSection, Table, TableCell, TableColumn
 from paceline.report.experiment_common import ExperimentReport
+from paceline.report.experiment_tables import build_experiment_page
 from paceline.report.tuning_page import build_sweep_page
 from paceline.report.write import (
     MAX_REPORT_BYTES,
     PageLimit,
-    build_experiment_page,
     render_report,
     truncate_page,
     write_report,
@@ -307,7 +307,7 @@ def test_an_unbounded_interval_is_text_only(made, text_of):
 
 def test_a_prediction_names_its_basis(made, text_of):
     page = visible_text(text_of(made.prediction()))
-    assert "T = images/(N b) [b t + c1 [N>1] + c2 2(n-1)/n] + F" in page and "-1.0 %" in page
+    assert "T = images/(N b) [b t + c1 [N>1] + c2 2(n-1)/n] + F" in page and "-0.99 %" in page
     assert f"No point tells c1 from c2: {made.EVIL}." in page
 
 

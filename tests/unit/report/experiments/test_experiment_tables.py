@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.csv_cells import from_cell
 from paceline.core.errors import PacelineError
-from paceline.report.experiment_tables import build_columns_and_rows, to_csv, to_markdown_table, write_tables
+from paceline.report.experiment_tables import to_csv, to_markdown_table, write_tables
 
 
 def records_of(result):
@@ -16,10 +16,9 @@ def records_of(result):
 
 
 def test_every_row_has_a_field_for_every_column(result):
-    columns, rows = build_columns_and_rows(result)
+    columns, *rows = csv.reader(io.StringIO(to_csv(result)))
     assert len(columns) == len(set(columns)) > 9 and rows
     assert {len(row) for row in rows} == {len(columns)}
-    assert [list(each) for each in records_of(result)] == [columns] * len(rows)
 
 
 def test_numbers_of_the_csv_are_those_that_were_measured(made):
@@ -49,7 +48,7 @@ def test_seconds_of_an_epoch_and_of_the_counted_steps_are_in_both_tables(made):
     point = made.scale().points[1].model_copy(update={"epoch_s": 33.1, "steps_s": 5.1, "speedup": made.around(1.92)})
     batch = made.batches().batches[0].model_copy(update={"epoch_s": 25.8})
     for result, name, found, expected in (
-        (made.ladder(), "rungs", rung, {"per epoch": "1:18 min", "40 steps": "12.0 s"}),
+        (made.ladder(), "rungs", rung, {"per epoch": "1:18 min", "counted steps": "12.0 s"}),
         (made.scale(), "points", point, {"per epoch": "33.1 s", "speed-up": "2.00x"}),
         (made.batches(), "batches", batch, {"per epoch": "25.8 s"}),
     ):
