@@ -44,8 +44,8 @@ class ReusePolicy:
     max_nodes: int = 0
     _machines: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
-    def find_differences(self, known: TrialOutcome, recipe: Recipe, ranks: int, start: ProcessStarter) -> list[str]:
-        """Return what has changed since `recipe` was run on `ranks`; empty if the run can be reused.
+    def find_differences(self, known: TrialOutcome, ranks: int, start: ProcessStarter, *, on_cpu: bool) -> list[str]:
+        """Return what has changed since a run on `ranks`; empty if the run can be reused.
 
         `start` starts the process that describes the machine. Raise `PacelineError` if that fails.
         """
@@ -59,7 +59,6 @@ class ReusePolicy:
         previous = known.result.provenance
         # A run that shared its cores was measured too slow.
         starved = starved_note([known.result])
-        on_cpu = apply_patch(recipe, known.trial.patch).parallel.device == "cpu"
         return [
             *diff_machines(previous, self._machines[layout], on_cpu=on_cpu),
             *(f"other code of {name}" for name in stale_code(previous.get("own_parts", {}))),
@@ -92,39 +91,27 @@ def describe_inconsistent_runs(outcomes: Sequence[TrialOutcome]) -> str:
     names_by_difference: dict[str, list[str]] = {}
     for outcome, machine in runs:
         name = f"{outcome.trial.name}, run {outcome.repeat}"
-        first_name, first_machine = next(iter(first_by_shape.values()), (name, machine))
-        shape_name, shape_machine = first_by_shape.setdefault(
-            (outcome.trial.ranks, outcome.trial.nodes), (name, machine)
-        )
+        first_name, first = next(iter(first_by_shape.values()), (name, machine))
+        shape = (outcome.trial.ranks, outcome.trial.nodes)
+        shape_name, first_of_shape = first_by_shape.setdefault(shape, (name, machine))
+        on_cpu = machine.get("device") == first.get("device") == "cpu"
         changes = [
-            *_diff_hardware_and_versions(
-                machine, first_machine, f"{first_name}:", on_cpu=_is_on_cpu(machine) and _is_on_cpu(first_machine)
-            ),
-            *_diff_field("logical cores {}", "logical_cores", machine, shape_machine, f"{shape_name}:"),
+            *_diff_hardware_and_versions(machine, first, f"{first_name}:", on_cpu=on_cpu),
+            *_diff_fields(("logical_cores",), machine, first_of_shape, f"{shape_name}:"),
             *(
                 f"other code of {plugin} than {first_name}"
-                for plugin in changed_code(_get_plugin_digests(first_machine), _get_plugin_digests(machine))
+                for plugin in changed_code(first.get("own_parts", {}), machine.get("own_parts", {}))
             ),
         ]
         if changes:
             names_by_difference.setdefault(", ".join(changes), []).append(name)
     if not names_by_difference:
         return ""
-    details = "; ".join(f"{_abbreviate_names(names)} had {changes}" for changes, names in names_by_difference.items())
+    details = "; ".join(
+        f"{names[0]}{f' (and {len(names) - 1} more)' if len(names) > 1 else ''} had {changes}"
+        for changes, names in names_by_difference.items()
+    )
     return f"Not all runs were made under the same conditions, so they differ by more than what was varied: {details}."
-
-
-def _abbreviate_names(names: Sequence[str]) -> str:
-    return names[0] + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
-
-
-def _is_on_cpu(provenance: Mapping[str, Any]) -> bool:
-    return provenance.get("device") == "cpu"
-
-
-def _get_plugin_digests(provenance: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    digests: dict[str, dict[str, str]] = provenance.get("own_parts", {})
-    return digests
 
 
 def diff_machines(previous: Mapping[str, Any], current: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
@@ -132,51 +119,38 @@ def diff_machines(previous: Mapping[str, Any], current: Mapping[str, Any], *, on
 
     Both are as in `machine.json`; values that one of them lacks are not compared. `on_cpu` ignores GPUs.
     """
-    cores = _diff_field("logical cores {}", "logical_cores", previous, current, "here")
+    cores = _diff_fields(("logical_cores",), previous, current, "here")
     return [*cores, *_diff_hardware_and_versions(previous, current, "here", on_cpu=on_cpu)]
 
 
 def _diff_hardware_and_versions(
     previous: Mapping[str, Any], current: Mapping[str, Any], whose: str, *, on_cpu: bool
-) -> Iterator[str]:
-    yield from _diff_field("{}", "cpu", previous, current, whose)
-    yield from _diff_paceline(previous, current, whose)
-    yield from _diff_fields(_VERSION_KEYS, previous, current, whose)
-    if on_cpu:
-        return
-    gpus = _format_gpu_models(previous), _format_gpu_models(current)
-    if gpus[0] != gpus[1]:
-        yield f"{gpus[0]} ({whose} {gpus[1]})"
-    else:
-        yield from _diff_fields(_GPU_VERSION_KEYS, previous, current, whose)
-
-
-def _diff_paceline(previous: Mapping[str, Any], current: Mapping[str, Any], whose: str) -> Iterator[str]:
+) -> list[str]:
+    differences = _diff_fields(("cpu",), previous, current, whose)
     # A checkout keeps the version of its installation while its files change, so the version alone is not enough.
-    files = [machine.get("paceline_sha256") for machine in (previous, current)]
-    if not all(files):
-        yield from _diff_field("paceline {}", "paceline", previous, current, whose)
-    elif files[0] != files[1]:
-        changes = list(_diff_field("paceline {}", "paceline", previous, current, whose))
-        yield from changes or [f"other code of paceline {previous.get('paceline', '')}".rstrip()]
+    versions = _diff_fields(("paceline",), previous, current, whose)
+    digests = [machine.get("paceline_sha256") for machine in (previous, current)]
+    if not all(digests):
+        differences += versions
+    elif digests[0] != digests[1]:
+        differences += versions or [f"other code of paceline {previous.get('paceline', '')}".rstrip()]
+    differences += _diff_fields(_VERSION_KEYS, previous, current, whose)
+    if on_cpu:
+        return differences
+    gpus, other_gpus = (
+        ", ".join(dict.fromkeys(machine.get("cuda_devices", ()))) or "no GPU" for machine in (previous, current)
+    )
+    if gpus != other_gpus:
+        return [*differences, f"{gpus} ({whose} {other_gpus})"]
+    return differences + _diff_fields(_GPU_VERSION_KEYS, previous, current, whose)
 
 
 def _diff_fields(
     names: Sequence[str], previous: Mapping[str, Any], current: Mapping[str, Any], whose: str
-) -> Iterator[str]:
-    for name in names:
-        yield from _diff_field(f"{name} {{}}", name, previous, current, whose)
-
-
-def _diff_field(
-    template: str, name: str, previous: Mapping[str, Any], current: Mapping[str, Any], whose: str
-) -> Iterator[str]:
-    if name in previous and name in current and previous[name] != current[name]:
-        yield f"{template.format(previous[name])} ({whose} {current[name]})"
-
-
-def _format_gpu_models(machine: Mapping[str, Any]) -> str:
-    return ", ".join(dict.fromkeys(machine.get("cuda_devices", ()))) or "no GPU"
+) -> list[str]:
+    changed = [name for name in names if name in previous and name in current and previous[name] != current[name]]
+    labels = {name: "" if name == "cpu" else f"{name.replace('_', ' ')} " for name in changed}
+    return [f"{label}{previous[name]} ({whose} {current[name]})" for name, label in labels.items()]
 
 
 def query_machine(nodes: int, ranks: int, start: ProcessStarter) -> Mapping[str, Any]:
@@ -265,23 +239,22 @@ class TrialRunner:
 
     def _find_reusable(self, policy: ReusePolicy, trial: Trial, repeat: int) -> TrialOutcome | None:
         """Return the outcome of a valid existing run; otherwise make room for a new one."""
-        known = self.find_existing(trial, repeat)
-        with _raise_as_trial_error():
-            reasons = (
-                [] if known is None else policy.find_differences(known, self.recipe, self.get_ranks(trial), self.spawn)
-            )
-        if known is not None and not reasons:
-            return known
-        rundir = RunDir(self.get_folder(trial, repeat))
-        if rundir.path.exists():
-            with _raise_as_trial_error():
+        known, rundir = self.find_existing(trial, repeat), RunDir(self.get_folder(trial, repeat))
+        on_cpu = apply_patch(self.recipe, trial.patch).parallel.device == "cpu"
+        try:
+            others = policy.find_differences(known, self.get_ranks(trial), self.spawn, on_cpu=on_cpu) if known else []
+            if known is not None and not others:
+                return known
+            if rundir.path.exists():
                 # Fails if another process is still writing the run.
                 with rundir.lock():
                     pass  # release it before moving: on NFS an open file keeps its folder
                 if known is not None:
-                    policy.archive(known, reasons)
-            if known is None:
-                shutil.rmtree(rundir.path)
+                    policy.archive(known, others)
+                else:
+                    shutil.rmtree(rundir.path)
+        except PacelineError as error:  # it says nothing about the trial, and may be transient
+            raise TrialError(str(error), error.exit_code) from None
         return None
 
     def get_ranks(self, trial: Trial) -> int:
@@ -292,37 +265,29 @@ class TrialRunner:
         return self.needs_speed and not result.throughput.images_per_s > 0
 
     def _run_command(self, trial: Trial, repeat: int, rundir: RunDir, command: Sequence[str]) -> TrialOutcome:
-        process = self.spawn(command)
+        process, stderr = self.spawn(command), ""
+
+        def build_failure(why: str, code: int = _EXIT_FAILED) -> TrialOutcome:
+            return TrialOutcome(trial, repeat, rundir, None, why, code, stderr)
+
         try:
             stderr = process.communicate(timeout=self.timeout_s)[1] or ""
         except subprocess.TimeoutExpired:
-            why = f"was terminated after {self.timeout_s:,.0f} s"
-            return TrialOutcome(trial, repeat, rundir, None, why, _EXIT_FAILED)
+            return build_failure(f"was terminated after {self.timeout_s:,.0f} s")
         finally:
             terminate_process(process)
         code = process.returncode
         # A signal is a negative return code, which no process can exit with.
         if code:
-            return TrialOutcome(
-                trial, repeat, rundir, None, extract_error(stderr, code), code if code > 0 else _EXIT_FAILED, stderr
-            )
+            return build_failure(extract_error(stderr, code), code if code > 0 else _EXIT_FAILED)
         try:
             result = rundir.read_result()
         except PacelineError as error:
-            return TrialOutcome(trial, repeat, rundir, None, str(error), _EXIT_FAILED, stderr)
+            return build_failure(str(error))
         if self._lacks_speed(result):
             why = "no step was measured after the first measure.warmup_steps (train for longer, or set fewer)"
-            return TrialOutcome(trial, repeat, rundir, None, why, _EXIT_FAILED, stderr)
+            return build_failure(why)
         return TrialOutcome(trial, repeat, rundir, result, stderr=stderr)
-
-
-@contextlib.contextmanager
-def _raise_as_trial_error() -> Iterator[None]:
-    """Convert errors to `TrialError`, as they say nothing about the trial and may be transient."""
-    try:
-        yield
-    except PacelineError as error:
-        raise TrialError(str(error), error.exit_code) from None
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.results import ParityResult, TriedResult
+from paceline.core.experiments.results import TriedResult
 from paceline.core.results import RunResult, starved_note
 from paceline.core.run_dir import write_atomic
 from paceline.core.statistics import Interval, mean_interval, product_interval, ratio_interval
@@ -16,7 +16,6 @@ from paceline.core.units import count
 from paceline.lab.ab_test import (
     MIN_GAIN,
     ABResult,
-    ABStatus,
     TrialBench,
     classify_failure,
     collect_throughputs,
@@ -39,75 +38,55 @@ _RERUN_ADVICE: Final = "run it again on an idle machine"
 
 @dataclass
 class TriedCandidate:
-    """A candidate in a round, and its results so far."""
+    """A candidate in a round: `patch` is the best at that time with the candidate on top, and `result` so far."""
 
     candidate: Candidate
-    over: str
-    round: int
-    runs: list[str] = field(default_factory=list)
-    trials: int = 0
-    steps: int = 0
-    images_per_s: float | None = None
-    ratio: Interval | None = None
-    parity: ParityResult | None = None
-    status: ABStatus = "no_gain"
-    why: str = ""
+    patch: Patch
+    result: TriedResult
 
     @property
     def speedup(self) -> float:
         """Latest known speedup; 0 if it could not be run."""
-        return 0.0 if self.ratio is None else self.ratio.value
+        return 0.0 if self.result.ratio is None else self.result.ratio.value
 
     @property
     def can_win(self) -> bool:
         """Whether it was faster than its baseline, in valid runs."""
-        return self.speedup > 1 and self.status != "starved"
+        return self.speedup > 1 and self.result.status != "starved"
+
+    def update(self, **fields: Any) -> None:
+        """Replace fields of the result."""
+        self.result = self.result.model_copy(update=fields)
 
     def record_short_run(self, outcome: TrialOutcome, base: RunResult, steps: int) -> None:
         """Record a short run, compared with the run `base`."""
-        self.trials, self.steps = self.trials + 1, steps
+        self.update(trials=self.result.trials + 1, steps=steps)
         if outcome.result is None:
-            self.ratio = None
-            self.status, self.why = classify_failure(outcome)
+            status, why = classify_failure(outcome)
+            self.update(ratio=None, status=status, why=why)
             return
-        self.runs.append(outcome.folder)
-        self.images_per_s = outcome.result.throughput.images_per_s
-        self.ratio = ratio_interval([self.images_per_s], [base.throughput.images_per_s])
-        self.status = "no_gain" if self.speedup > 1 / MIN_GAIN else "lost"
-        self.why = f"{self.speedup:.2f}x in a run of {count(steps, 'step')}"
+        images_per_s = outcome.result.throughput.images_per_s
+        ratio = ratio_interval([images_per_s], [base.throughput.images_per_s])
+        status = "no_gain" if ratio.value > 1 / MIN_GAIN else "lost"
+        why = f"{ratio.value:.2f}x in a run of {count(steps, 'step')}"
         if starved := starved_note((base, outcome.result)):
-            self.status, self.why = "starved", f"unknown: {starved} ({self.why})"
+            status, why = "starved", f"unknown: {starved} ({why})"
+        runs = (*self.result.runs, outcome.folder)
+        self.update(runs=runs, images_per_s=images_per_s, ratio=ratio, status=status, why=why)
 
     def record_ab_test(self, ab_result: ABResult, steps: int, num_runs: int) -> None:
         """Record an A/B test of `num_runs` runs."""
-        self.trials, self.steps = self.trials + num_runs, steps
-        self.runs += ab_result.runs
-        self.ratio, self.parity, self.status, self.why = (
-            ab_result.ratio or self.ratio,
-            ab_result.parity,
-            ab_result.status,
-            ab_result.why,
+        self.update(
+            trials=self.result.trials + num_runs,
+            steps=steps,
+            runs=(*self.result.runs, *ab_result.runs),
+            ratio=ab_result.ratio or self.result.ratio,
+            parity=ab_result.parity,
+            status=ab_result.status,
+            why=ab_result.why,
         )
         if ab_result.candidate:
-            self.images_per_s = mean_interval([each.throughput.images_per_s for each in ab_result.candidate]).value
-
-    def to_result(self) -> TriedResult:
-        """Return the serializable result."""
-        return TriedResult(
-            name=self.candidate.name,
-            patch=tuple(format_patch(self.candidate.patch)),
-            over=self.over,
-            round=self.round,
-            steps=self.steps,
-            trials=self.trials,
-            images_per_s=self.images_per_s,
-            ratio=self.ratio,
-            status=self.status,
-            why=self.why,
-            runs=tuple(self.runs),
-            explains=self.candidate.explains,
-            parity=self.parity,
-        )
+            self.update(images_per_s=mean_interval(collect_throughputs(ab_result.candidate)).value)
 
 
 @dataclass(frozen=True)
@@ -193,14 +172,14 @@ class Search:
             best=mean_interval(best),
             first_run=first,
             best_run=best_run,
-            tried=tuple(entry.to_result() for entry in self._tried),
+            tried=tuple(entry.result for entry in self._tried),
             trials=self.bench.num_runs,
             grid=compute_grid_size(self._seen.values()),
             stopped=stopped + self._format_undecided(),
         )
 
     def _format_undecided(self) -> str:
-        starved = sum(entry.status == "starved" for entry in self._tried)
+        starved = sum(entry.result.status == "starved" for entry in self._tried)
         what = (
             f"{starved} of {count(len(self._tried), 'trial')} could not be decided, as other processes used the cores"
         )
@@ -224,18 +203,23 @@ class Search:
         return outcome.result
 
     def _list_candidates(self, best: RunResult) -> list[Candidate]:
-        recipe = self.apply_patch(self._best)
-        assert recipe is not None, "the best fits its recipe"
-        fitting = [
-            candidate for candidate in self.space(recipe, best) if self._merge_over_best(candidate.patch) is not None
+        candidates = [
+            candidate
+            for candidate in self.space(self._best_recipe, best)
+            if self._merge_over_best(candidate.patch) is not None and not self._is_reverting(candidate)
         ]
-        candidates = [candidate for candidate in fitting if not self._is_reverting(candidate)]
         for candidate in candidates:
             self._seen.setdefault(candidate.name, candidate)
         # Slower candidates, and those tried on top of this best, are not worth another run.
         slower = {name for name, ratio in self._ratios.items() if ratio < SLOWER_RATIO}
         left = [candidate for candidate in candidates if candidate.name not in self._tried_over_best | slower]
         return sorted(left, key=lambda candidate: -self._ratios.get(candidate.name, math.inf))  # new ones come first
+
+    @property
+    def _best_recipe(self) -> Recipe:
+        recipe = self.apply_patch(self._best)
+        assert recipe is not None, "the best fits its recipe"
+        return recipe
 
     def _is_reverting(self, candidate: Candidate) -> bool:
         # It would only restore settings that faster ones have replaced.
@@ -272,20 +256,32 @@ class Search:
         return self._try_combined(pool) or self._try_one_by_one(pool)
 
     def _add_candidate(self, candidate: Candidate) -> TriedCandidate:
-        entry = TriedCandidate(candidate, " + ".join(self._names) or RECIPE_NAME, self._num_rounds)
-        self._tried.append(entry)
-        return entry
+        patch = self._merge_over_best(candidate.patch)
+        assert patch is not None, f"{candidate.name} was filtered out if it does not fit"
+        result = TriedResult(
+            name=candidate.name,
+            patch=tuple(format_patch(candidate.patch)),
+            over=" + ".join(self._names) or RECIPE_NAME,
+            round=self._num_rounds,
+            steps=0,
+            trials=0,
+            images_per_s=None,
+            ratio=None,
+            status="no_gain",
+            why="",
+            explains=candidate.explains,
+        )
+        self._tried.append(TriedCandidate(candidate, patch, result))
+        return self._tried[-1]
 
     def _run_short_trials(self, entries: Sequence[TriedCandidate], steps: int, base: RunResult | None) -> None:
         length = "" if steps == self.steps else "-longer"
         if base is None:
             base = self._run_best(f"round-{self._num_rounds}-best{length}", steps)
         for entry in entries:
-            patch = self._merge_over_best(entry.candidate.patch)
-            assert patch is not None, f"{entry.candidate.name} was filtered out if it does not fit"
             name = f"round-{self._num_rounds}-{entry.candidate.name}{length}"
-            entry.record_short_run(self.bench.run_trial(name, patch, steps, 1), base, steps)
-            self.report(f"{entry.candidate.name}: {entry.why}")
+            entry.record_short_run(self.bench.run_trial(name, entry.patch, steps, 1), base, steps)
+            self.report(f"{entry.candidate.name}: {entry.result.why}")
 
     def _try_combined(self, pool: Sequence[TriedCandidate]) -> ABResult | None:
         # Trying all that look faster at once saves rounds; of those that exclude each other take the fastest.
@@ -295,24 +291,22 @@ class Search:
         for entry in (each for each in pool if each.candidate.parity == "same"):
             merged = self._try_merge(patch, entry.candidate.patch)
             is_free = not any(entry.candidate.paths & part.candidate.paths for part in combined)
-            if (
-                entry.speedup >= MIN_GAIN
-                and is_free
-                and merged is not None
-                and self._merge_over_best(merged) is not None
-            ):
+            fits = merged is not None and self._merge_over_best(merged) is not None
+            if entry.speedup >= MIN_GAIN and is_free and merged is not None and fits:
                 combined.append(entry)
                 patch = merged
         if len(combined) < 2 or not self._has_room_for_pairs():
             return None
-        entry = self._add_candidate(_combine_candidates([part.candidate for part in combined], patch))
+        name = " + ".join(part.candidate.name for part in combined)
+        entry = self._add_candidate(Candidate(name, "all that looked faster, combined", patch, ()))
         ab_result = self._run_ab_test(entry)
-        if ab_result.status == "won" and entry.speedup < SLOWER_RATIO * combined[0].speedup:
-            entry.status, entry.why = "lost", f"{entry.why}, less than {combined[0].candidate.name} alone"
-        if entry.status != "won":
+        if ab_result.status != "won":
+            return None
+        if entry.speedup < SLOWER_RATIO * combined[0].speedup:
+            entry.update(status="lost", why=f"{entry.result.why}, less than {combined[0].candidate.name} alone")
             return None
         for part in combined:
-            part.status, part.why = "won", f"{part.why}; as a part of {entry.candidate.name}"
+            part.update(status="won", why=f"{part.result.why}; as a part of {name}")
         return self._accept(entry, ab_result, pool)
 
     def _try_one_by_one(self, pool: list[TriedCandidate]) -> ABResult | None:
@@ -336,47 +330,44 @@ class Search:
         return self.budget is None or self.bench.num_runs + 2 * self.repeats <= self.budget
 
     def _run_ab_test(self, entry: TriedCandidate) -> ABResult:
-        patch = self._merge_over_best(entry.candidate.patch)
-        assert patch is not None, f"{entry.candidate.name} was filtered out if it does not fit"
         before, steps = self.bench.num_runs, 2 * self.steps
         self._num_ab_tests += 1
         names = (f"pairs-{self._num_ab_tests}-best", f"pairs-{self._num_ab_tests}-{entry.candidate.name}")
         must_match = entry.candidate.parity == "same"
         ab_result = run_ab_test(
-            self.bench, names, (self._best, patch), steps=steps, repeats=self.repeats, must_match_losses=must_match
+            self.bench,
+            names,
+            (self._best, entry.patch),
+            steps=steps,
+            repeats=self.repeats,
+            must_match_losses=must_match,
         )
         entry.record_ab_test(ab_result, steps, self.bench.num_runs - before)
-        self.report(f"{entry.candidate.name}, over {entry.over}: {entry.status.replace('_', ' ')}: {entry.why}")
+        result = entry.result
+        self.report(f"{result.name}, over {result.over}: {result.status.replace('_', ' ')}: {result.why}")
         return ab_result
 
     def _accept(self, entry: TriedCandidate, ab_result: ABResult, pool: Sequence[TriedCandidate]) -> ABResult:
         """Adopt a winner, and lower the expected ratio of the candidates that it excludes."""
-        patch = self._merge_over_best(entry.candidate.patch)
-        assert patch is not None, "it was run"
         # A rival was compared with the old best; over the winner, which sets the same field, it is worth less.
-        for other in pool:
-            if other.status == "no_gain" and other.candidate.paths & entry.candidate.paths:
+        for other in (each for each in pool if each.result.status == "no_gain"):
+            if other.candidate.paths & entry.candidate.paths:
                 rivals = [
-                    each for each in pool if each.status == "won" and each.candidate.paths & other.candidate.paths
+                    each
+                    for each in pool
+                    if each.result.status == "won" and each.candidate.paths & other.candidate.paths
                 ]
                 self._ratios[other.candidate.name] = other.speedup / max(each.speedup for each in rivals)
-                other.status, other.why = "lost", f"{other.why}, less than {rivals[0].candidate.name}"
-            elif other.status == "no_gain" and other.speedup >= MIN_GAIN:
-                other.why += "; left for the next round"
-        before = self.apply_patch(self._best)
-        assert before is not None, "the best fits its recipe"
+                other.update(status="lost", why=f"{other.result.why}, less than {rivals[0].candidate.name}")
+            elif other.speedup >= MIN_GAIN:
+                other.update(why=f"{other.result.why}; left for the next round")
+        before = self._best_recipe
         self._replaced_settings |= {(path, str(get_setting(before, path))) for path in entry.candidate.paths}
-        self._best = patch
+        self._best = entry.patch
         self._names.append(entry.candidate.name)
         self._wins.append(ab_result)
         self._tried_over_best.clear()  # there is a new best to try them over
         return ab_result
-
-
-def _combine_candidates(candidates: Sequence[Candidate], patch: Patch) -> Candidate:
-    return Candidate(
-        " + ".join(candidate.name for candidate in candidates), "all that looked faster, combined", patch, ()
-    )
 
 
 def format_tuned_recipe(name: str, patch: Patch, comments: Mapping[str, str], header: str) -> str:

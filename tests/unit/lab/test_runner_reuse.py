@@ -15,7 +15,6 @@ from paceline.lab.process import start_process
 from paceline.lab.runner import ReusePolicy, describe_inconsistent_runs, diff_machines, query_machine
 from paceline.lab.trial import Trial, TrialOutcome
 from paceline.measure.machine import describe_machine
-from paceline.recipe.load import load
 
 H200 = "NVIDIA H200"
 
@@ -103,17 +102,17 @@ def test_a_run_on_nodes_is_compared_with_a_job_step_of_its_shape() -> None:
         started.append(command)
         return Node(json.dumps({"logical_cores": 2}))
 
-    recipe, earlier = load("digits").recipe, ReusePolicy(Path("replaced"), print, max_nodes=2)
+    earlier = ReusePolicy(Path("replaced"), print, max_nodes=2)
     for nodes, ranks, others in ((2, 4, []), (2, 4, []), (1, 4, []), (4, 8, [])):
-        assert earlier.find_differences(known(nodes, ranks, logical_cores=2), recipe, ranks, start) == others
+        assert earlier.find_differences(known(nodes, ranks, logical_cores=2), ranks, start, on_cpu=True) == others
     assert [command[:6] for command in started] == [
         ["srun", f"--nodes={nodes}", "--ntasks=4", f"--ntasks-per-node={4 // nodes}", "--relative=0",
          "--kill-on-bad-exit=1"]
         for nodes in (2, 1)
     ]  # fmt: skip
     assert all("--output=0" in command for command in started)
-    assert earlier.find_differences(known(2, 4, logical_cores=1), recipe, 4, start) == ["logical cores 1 (here 2)"]
-    assert earlier.find_differences(known(4, 8, logical_cores=1), recipe, 8, start) == [], (
+    assert earlier.find_differences(known(2, 4, logical_cores=1), 4, start, on_cpu=True) == ["logical cores 1 (here 2)"]
+    assert earlier.find_differences(known(4, 8, logical_cores=1), 8, start, on_cpu=True) == [], (
         "here it could not be made again"
     )
 
