@@ -1,15 +1,13 @@
 """Site configuration: settings of a Slurm or Kubernetes cluster, from a file and from KEY=VALUE arguments."""
 
 import re
-import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     Field,
     NonNegativeInt,
@@ -17,13 +15,11 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.recipe.errors import explain
-from paceline.recipe.load import Layer, LayerStack, Patch, merge_layers
+from paceline.recipe.load import Layer, Patch, merge_layers, read_chain
 from paceline.recipe.schema.base import Auto, Off, Section, Switch, TimeDuration
-from paceline.recipe.yaml import read_yaml_file
 
 _MANAGED_OPTIONS: Final = {
     "array": "--array",
@@ -316,29 +312,17 @@ def load_site(
 
     `origin` names the origin of `name` in errors. Raise `RecipeError` as `file:line: field: problem`.
     """
-    path = default_file if name is None else _find_site_file(name, Path(), f"{origin}: {name!r}")
-    stack = merge_layers([*_read_layers(path), Layer(Patch.parse(list(overrides)).values(), "command line")])
+    path = default_file if name is None else _find_site_file(name, Path(), f"{origin}:")
+    layers = [] if path is None else read_chain(path, _find_site_file, _layer_origin)
+    stack = merge_layers([*layers, Layer(Patch.parse(list(overrides)).values(), "command line")])
     try:
         return Site.model_validate(stack.values)
     except ValidationError as error:
-        raise RecipeError(_explain_error(error, stack)) from None
-
-
-def _read_layers(path: Path | None) -> list[Layer]:
-    """Return the layers of `path` from the root of its `extends` chain."""
-    layers: list[Layer] = []
-    seen: list[Path] = []
-    while path is not None:
-        if path.resolve() in seen:
-            raise RecipeError(f"{path}: extends itself (fix the chain of `extends`)")
-        seen.append(path.resolve())
-        document = read_yaml_file(path)
-        values = dict(document.values)
-        base = values.pop("extends", None)
-        layers.insert(0, Layer(values, _layer_origin(path), document.lines))
-        where = f"{layers[0].location('extends')}: extends: {base!r}"
-        path = None if base is None else _find_site_file(base, path.parent, where)
-    return layers
+        path_in_site, message = explain(error, stack.values, Site)
+        below = (place for field, place in stack.origins.items() if field.startswith(f"{path_in_site}."))
+        place = next(below, stack.origin(path_in_site))  # an error of a whole section points to its first field
+        prefix = "" if place in ("default", "command line") else f"{place}: "
+        raise RecipeError(f"{prefix}{path_in_site or 'site'}: {message}") from None
 
 
 def _find_site_file(name: object, folder: Path, where: str) -> Path:
@@ -347,42 +331,12 @@ def _find_site_file(name: object, folder: Path, where: str) -> Path:
         return SITES / f"{name}.yaml"
     if not isinstance(name, str) or not name.endswith(_SUFFIXES):
         hint = suggest_similar(str(name), site_names()) or f" (write {', '.join(site_names())} or a .yaml file)"
-        raise RecipeError(f"{where} is not a site{hint}")
+        raise RecipeError(f"{where} {name!r} is not a site{hint}")
     path = folder / Path(name).expanduser()
     if not path.is_file():
-        raise RecipeError(f"{where}: there is no such file (write {', '.join(site_names())} or a .yaml file)")
+        raise RecipeError(f"{where} {name!r}: there is no such file (write {', '.join(site_names())} or a .yaml file)")
     return path
 
 
 def _layer_origin(path: Path) -> str:
     return path.stem if path.is_relative_to(SITES) else str(path)
-
-
-def _explain_error(error: ValidationError, stack: LayerStack) -> str:
-    """Return one line about the first invalid field."""
-    # An unknown field explains other errors, so it comes first.
-    unknown = [detail for detail in error.errors(include_url=False) if detail["type"] == "extra_forbidden"]
-    path, message = _explain_unknown_field(unknown[0]) if unknown else explain(error, stack.values)
-    below = (where for field, where in stack.origins.items() if field.startswith(f"{path}."))
-    origin = next(below, stack.origin(path))  # an error of a whole section points to its first field
-    prefix = "" if origin in ("default", "command line") else f"{origin}: "
-    return f"{prefix}{path or 'site'}: {message}"
-
-
-def _explain_unknown_field(detail: ErrorDetails) -> tuple[str, str]:
-    """Return the path of an unknown field, and the fields beside it."""
-    *parents, leaf = map(str, detail["loc"])
-    model: type[BaseModel] = Site
-    for name in parents:
-        if name in model.model_fields:  # other parts name a branch of a union
-            model = next(_nested_models(model.model_fields[name].annotation), model)
-    known = list(model.model_fields)
-    hint = suggest_similar(leaf, known) or f" (one of {', '.join(known)})"
-    return ".".join([*parents, leaf]), f"is not a field{hint}"
-
-
-def _nested_models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _nested_models(argument)

@@ -141,11 +141,56 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+class _Inside:
+    """Path of a file or folder in a run directory, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunDir", owner: type["RunDir"]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """Paths of everything that a run writes."""
 
     path: Path
+
+    recipe = _Inside(RECIPE)
+    """The resolved recipe."""
+    checkpoints = _Inside("checkpoints")
+    """The folder of checkpoints, one folder each."""
+    dataset = _Inside("dataset.json")
+    """JSON file with the classes in order and the normalisation of pixels."""
+    steps = _Inside("steps.jsonl")
+    """JSON lines, one per logged step."""
+    evals = _Inside("evals.jsonl")
+    """JSON lines, one per evaluation."""
+    metrics = _Inside("metrics.csv")
+    """CSV file, one row per evaluation."""
+    classes = _Inside("classes.csv")
+    """CSV file of the last evaluation, one row per class."""
+    confusion = _Inside("confusion.csv")
+    """The confusion matrix of the last evaluation, as CSV."""
+    tensorboard = _Inside("tensorboard")
+    """TensorBoard's event files."""
+    attempts = _Inside("attempts.jsonl")
+    """JSON lines at the start and end of each process of rank 0."""
+    warnings = _Inside("warnings.jsonl")
+    """JSON lines, one per warning."""
+    bad_images = _Inside("bad_images.jsonl")
+    """JSON lines, one per image that could not be read and was skipped."""
+    trace = _Inside("trace")
+    """The folder of Chrome traces, one file per rank."""
+    merged_trace = _Inside("trace.json.gz")
+    """The Chrome trace of all ranks on one time axis."""
+    worst = _Inside("worst")
+    """The folder of thumbnails of misclassified images, and `worst.json`, which lists them."""
+    profile = _Inside("profile.json")
+    """The result of `paceline profile`, as JSON."""
+    report = _Inside("report.html")
+    """The report, one HTML file."""
 
     @classmethod
     def claim(cls, recipe_name: str, now: datetime) -> "RunDir":
@@ -195,91 +240,6 @@ class RunDir:
                 (self.path / LOCK).unlink()
             self.path.rmdir()
             self.path.parent.rmdir()
-
-    @property
-    def recipe(self) -> Path:
-        """The resolved recipe."""
-        return self.path / RECIPE
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints, one folder each."""
-        return self.path / "checkpoints"
-
-    @property
-    def dataset(self) -> Path:
-        """JSON file with the classes in order and the normalisation of pixels."""
-        return self.path / "dataset.json"
-
-    @property
-    def steps(self) -> Path:
-        """JSON lines, one per logged step."""
-        return self.path / "steps.jsonl"
-
-    @property
-    def evals(self) -> Path:
-        """JSON lines, one per evaluation."""
-        return self.path / "evals.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """CSV file, one row per evaluation."""
-        return self.path / "metrics.csv"
-
-    @property
-    def classes(self) -> Path:
-        """CSV file of the last evaluation, one row per class."""
-        return self.path / "classes.csv"
-
-    @property
-    def confusion(self) -> Path:
-        """The confusion matrix of the last evaluation, as CSV."""
-        return self.path / "confusion.csv"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def attempts(self) -> Path:
-        """JSON lines at the start and end of each process of rank 0."""
-        return self.path / "attempts.jsonl"
-
-    @property
-    def warnings(self) -> Path:
-        """JSON lines, one per warning."""
-        return self.path / "warnings.jsonl"
-
-    @property
-    def bad_images(self) -> Path:
-        """JSON lines, one per image that could not be read and was skipped."""
-        return self.path / "bad_images.jsonl"
-
-    @property
-    def trace(self) -> Path:
-        """The folder of Chrome traces, one file per rank."""
-        return self.path / "trace"
-
-    @property
-    def merged_trace(self) -> Path:
-        """The Chrome trace of all ranks on one time axis."""
-        return self.path / "trace.json.gz"
-
-    @property
-    def worst(self) -> Path:
-        """The folder of thumbnails of misclassified images, and `worst.json`, which lists them."""
-        return self.path / "worst"
-
-    @property
-    def profile(self) -> Path:
-        """The result of `paceline profile`, as JSON."""
-        return self.path / "profile.json"
-
-    @property
-    def report(self) -> Path:
-        """The report, one HTML file."""
-        return self.path / "report.html"
 
     def telemetry(self, node: int) -> Path:
         """Return the telemetry file of a node, one JSON line per sample."""

@@ -7,7 +7,7 @@ of speeds as lognormal. Intervals of counted shares are Wilson's.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 from paceline.core.result_model import MeasuredFloat, ResultModel
 
@@ -35,16 +35,19 @@ class Interval(ResultModel):
 
 def mean_interval(values: Sequence[float]) -> Interval:
     """Return the mean of at least one measurement with Student's interval."""
-    value = math.fsum(values) / len(values)
-    half = _half_width(values, value)
-    return Interval(value=value, low=_lower_bound(value, half), high=_upper_bound(value, half), n=len(values))
+    value, n = fmean(values), len(values)
+    if n == 1:  # no variance
+        return Interval(value=value)
+    half = _t_quantile(n - 1) * math.sqrt(_variance(values) / n)
+    return Interval(value=value, low=value - half, high=value + half, n=n)
 
 
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Return the geometric mean of the ratios above/below of paired, positive measurements with Student's interval."""
     # Pairs are measured one after the other, so that other load on the machine affects both and cancels.
-    assert len(above) == len(below), f"{len(above)} and {len(below)} measurements are no pairs"
-    return _exp(mean_interval([math.log(one / other) for one, other in zip(above, below, strict=True)]))
+    logarithm = mean_interval([math.log(one / other) for one, other in zip(above, below, strict=True)])
+    low, high = (None if each is None else math.exp(each) for each in (logarithm.low, logarithm.high))
+    return Interval(value=math.exp(logarithm.value), low=low, high=high, n=logarithm.n)
 
 
 def product_interval(ratios: Sequence[Interval]) -> Interval:
@@ -68,7 +71,7 @@ def difference_interval(above: Sequence[float], below: Sequence[float]) -> Inter
 
     `n` is that of the smaller group; 1 has no bounds.
     """
-    value = math.fsum(above) / len(above) - math.fsum(below) / len(below)
+    value = fmean(above) - fmean(below)
     n = min(len(above), len(below))
     if n == 1:  # no variance
         return Interval(value=value, n=n)
@@ -97,19 +100,8 @@ def wilson_interval(correct: int, total: int) -> Interval:
     return Interval(value=share, low=min(share, low), high=max(share, high), n=total)
 
 
-def _exp(logarithm: Interval) -> Interval:
-    low, high = (None if each is None else math.exp(each) for each in (logarithm.low, logarithm.high))
-    return Interval(value=math.exp(logarithm.value), low=low, high=high, n=logarithm.n)
-
-
-def _half_width(values: Sequence[float], mean: float) -> float | None:
-    if len(values) == 1:
-        return None
-    return _t_quantile(len(values) - 1) * math.sqrt(_variance(values, mean) / len(values))
-
-
-def _variance(values: Sequence[float], mean: float | None = None) -> float:
-    mean = math.fsum(values) / len(values) if mean is None else mean
+def _variance(values: Sequence[float]) -> float:
+    mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
@@ -118,14 +110,6 @@ def _t_quantile(degrees: float) -> float:
     from scipy.special import stdtrit  # type: ignore[import-untyped]  # importing it takes a tenth of a second
 
     return float(stdtrit(degrees, 0.5 + CONFIDENCE / 2))
-
-
-def _lower_bound(value: float, half: float | None) -> float | None:
-    return None if half is None else value - half
-
-
-def _upper_bound(value: float, half: float | None) -> float | None:
-    return None if half is None else value + half
 
 
 @dataclass(frozen=True)

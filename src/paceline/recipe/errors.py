@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from paceline.core.errors import suggest_similar
 from paceline.core.units import count
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.base import IMPORT_PATH_FORM, Section
+from paceline.recipe.schema.base import IMPORT_PATH_FORM
 
 _TYPE_NAMES = {
     "int_type": "a whole number",
@@ -28,32 +28,28 @@ _TYPE_NAMES = {
 _SYNONYMS = {"learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "num_workers": "workers"}
 
 
-def explain(error: ValidationError, values: dict[str, Any]) -> tuple[str, str]:
-    """Return (dotted path, message) for the first field in `error`; `values` is the validated mapping."""
+def explain(error: ValidationError, values: dict[str, Any], model: type[BaseModel] = Recipe) -> tuple[str, str]:
+    """Return (dotted path, message) for the first field in `error`; `values` is the mapping that `model` refused."""
     details = error.errors(include_url=False)
-    paths = [_field_path(detail["loc"], values, detail["type"] == "missing") for detail in details]
-    # An unknown variant is an error of the section's `name`; in a list, whose items may be bare names, of the item.
-    paths = [
-        f"{path}.name" if detail["type"] == "union_tag_invalid" and not path.endswith("]") else path
-        for path, detail in zip(paths, details, strict=True)
-    ]
-    # Validators of several sections name the field themselves.
-    paths = [
-        detail["ctx"]["path"] if detail["type"] == "refused" else path
-        for path, detail in zip(paths, details, strict=True)
-    ]
+    paths = [_error_path(detail, values) for detail in details]
     # Report an unknown key first: it may cause the other errors.
-    first = next(
-        (path for path, detail in zip(paths, details, strict=True) if detail["type"] == "extra_forbidden"),
-        paths[0],
-    )
+    unknown = (path for path, detail in zip(paths, details, strict=True) if detail["type"] == "extra_forbidden")
+    first = next(unknown, paths[0])
     # A union reports the errors of all its branches.
     same = [detail for path, detail in zip(paths, details, strict=True) if path == first]
-    message = _message(first, same)
+    message = _message(first, same, model)
     # Errors that other branches of a union report for a whole section do not count.
-    fields = {path for path in paths if not any(_is_below(other, path) for other in paths)}
+    fields = {path for path in paths if not any(other.startswith((f"{path}.", f"{path}[")) for other in paths)}
     others = len(fields - {first})
     return first, message + (f"; {others} more like this" if others else "")
+
+
+def _error_path(detail: ErrorDetails, values: dict[str, Any]) -> str:
+    if detail["type"] == "refused":  # validators of several sections name the field themselves
+        return str(detail["ctx"]["path"])
+    path = _field_path(detail["loc"], values, detail["type"] == "missing")
+    # An unknown variant is an error of the section's `name`; in a list, whose items may be bare names, of the item.
+    return f"{path}.name" if detail["type"] == "union_tag_invalid" and not path.endswith("]") else path
 
 
 def _field_path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
@@ -70,16 +66,12 @@ def _field_path(loc: tuple[str | int, ...], values: Any, missing: bool) -> str:
     return path.lstrip(".")
 
 
-def _is_below(path: str, section: str) -> bool:
-    return path.startswith((f"{section}.", f"{section}["))
-
-
-def _message(path: str, details: list[ErrorDetails]) -> str:
+def _message(path: str, details: list[ErrorDetails], model: type[BaseModel]) -> str:
     detail = details[0]
     leaf = path.rpartition(".")[2]
     match detail["type"]:
         case "extra_forbidden":
-            return _unknown_field_message(path, leaf, detail["loc"][:-1])
+            return _unknown_field_message(path, leaf, detail["loc"][:-1], model)
         case "missing" if isinstance(detail["loc"][-1], int):  # items of a tuple
             return f"{_shorten_value(detail['input'])} is too short (write {int(details[-1]['loc'][-1]) + 1} values)"
         case "too_short" | "too_long":
@@ -104,9 +96,10 @@ def _message(path: str, details: list[ErrorDetails]) -> str:
     return f"{_shorten_value(detail['input'])} should be {wanted}"
 
 
-def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...]) -> str:
-    known = _siblings(loc)
-    owners = _variants_with(leaf, loc)
+def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    schema = model.model_json_schema()
+    known = list(_find_section(loc, schema).get("properties", {}))
+    owners = _variants_with(leaf, loc, schema)
     # Most specific advice first: an argument of a plugin, a field of another variant, another trainer's name, the right
     # field in another section, a typing error.
     if loc and loc[-1] == IMPORT_PATH_FORM:
@@ -117,7 +110,7 @@ def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...]) -> 
         return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
     if (synonym := _SYNONYMS.get(leaf)) in known:
         return f"is not a field (did you mean {synonym!r}?)"
-    elsewhere = paths_of(leaf) if leaf != "name" else []
+    elsewhere = paths_of(leaf) if leaf != "name" and model is Recipe else []
     if elsewhere:
         return f"is not a field (did you mean {' or '.join(map(repr, elsewhere))}?)"
     return "is not a field" + (suggest_similar(leaf, known) or f" (one of {', '.join(known)})")
@@ -150,10 +143,10 @@ def paths_of(name: str) -> list[str]:
     return [path for path in choices() if path == name or path.endswith(f".{name}")]
 
 
-def _fields(section: type[Section], prefix: str) -> Iterator[tuple[str, list[str]]]:
+def _fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, list[str]]]:
     for name, field in section.model_fields.items():
         kinds = list(_kinds(field.annotation))
-        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
         for each in inner:
             yield from _fields(each, f"{prefix}{name}.")
         values = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
@@ -173,22 +166,17 @@ def _kinds(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _siblings(loc: tuple[str | int, ...]) -> list[str]:
-    """Return the fields of the section at `loc`, from the JSON schema of a recipe."""
-    schema = Recipe.model_json_schema()
-    node: dict[str, Any] = schema
+def _find_section(loc: tuple[str | int, ...], schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a JSON schema that describes the section at `loc`."""
+    node = schema
     for item in loc:
         node = _descend(_resolve(node, schema), item, schema)
-    return list(_resolve(node, schema).get("properties", {}))
+    return _resolve(node, schema)
 
 
-def _variants_with(field: str, loc: tuple[str | int, ...]) -> list[str]:
+def _variants_with(field: str, loc: tuple[str | int, ...], schema: dict[str, Any]) -> list[str]:
     """Return the variants with `field`, without the one chosen at `loc`."""
-    schema = Recipe.model_json_schema()
-    node: dict[str, Any] = schema
-    for item in loc[:-1]:
-        node = _descend(_resolve(node, schema), item, schema)
-    node = _resolve(node, schema)
+    node = _find_section(loc[:-1], schema)
     mappings = [option.get("discriminator", {}).get("mapping", {}) for option in (node, *node.get("anyOf", []))]
     variants: dict[str, str] = next((mapping for mapping in mappings if mapping), {})
     return [name for name, ref in variants.items() if field in _resolve({"$ref": ref}, schema)["properties"]]

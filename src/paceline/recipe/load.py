@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
@@ -108,7 +108,7 @@ class LoadedRecipe:
 def load(name: str = DEFAULT, patch: Patch | None = None) -> LoadedRecipe:
     """Load the preset, file or run directory `name` with `patch` over it. Raise `RecipeError`."""
     path = find_recipe(name)
-    layers = [*_load_chain(path, name), Layer((patch or Patch()).values(), _COMMAND_LINE)]
+    layers = [*_load_chain(path), Layer((patch or Patch()).values(), _COMMAND_LINE)]
     stack = merge_layers(layers)
     return LoadedRecipe(validate(stack), _short_name(path), stack)
 
@@ -120,7 +120,7 @@ def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: 
     """
     settings = dict(values)
     base = settings.pop("extends", None)
-    below = [] if base is None else _load_chain(find_recipe(str(base)), str(base))
+    below = [] if base is None else _load_chain(find_recipe(str(base)))
     stack = merge_layers([*below, Layer(settings, name), Layer((patch or Patch()).values(), _COMMAND_LINE)])
     return LoadedRecipe(validate(stack), name, stack)
 
@@ -215,8 +215,14 @@ def preset_summary(name: str) -> str:
     return first.removeprefix("#").strip()
 
 
-def _load_chain(path: Path, name: str) -> list[Layer]:
-    """Return the layers of `path` and all that it `extends`, the base first."""
+def read_chain(
+    path: Path, find_base: Callable[[object, Path, str], Path], origin: Callable[[Path], str]
+) -> list[Layer]:
+    """Return the layers of `path` and all that it `extends`, the base first.
+
+    `find_base` returns the file of a base, from its name, the folder of the file that names it, and the start of an
+    error message; `origin` names a file in later messages.
+    """
     layers: list[Layer] = []
     seen: list[Path] = []
     while True:  # from `path` to its root
@@ -226,17 +232,24 @@ def _load_chain(path: Path, name: str) -> list[Layer]:
         document = read_yaml_file(path)
         values: dict[str, Any] = dict(document.values)
         base = values.pop("extends", None)
-        layers.insert(0, Layer(values, _origin(path), document.lines))
+        layers.insert(0, Layer(values, origin(path), document.lines))
         if base is None:
             return layers
-        if not isinstance(base, str):
-            location = layers[0].location("extends")
-            raise RecipeError(f"{location}: extends: {base!r} is not a name (write a preset or a file)")
-        beside = path.parent / _expand_user(base)  # relative to the file that names it, not to the working directory
-        try:
-            path = find_recipe(str(beside) if beside.suffix in (".yaml", ".yml") else base)
-        except RecipeError as error:
-            raise RecipeError(f"{layers[0].location('extends')}: extends: {error}") from None
+        path = find_base(base, path.parent, f"{layers[0].location('extends')}: extends:")
+
+
+def _load_chain(path: Path) -> list[Layer]:
+    return read_chain(path, _find_base, _origin)
+
+
+def _find_base(base: object, folder: Path, where: str) -> Path:
+    if not isinstance(base, str):
+        raise RecipeError(f"{where} {base!r} is not a name (write a preset or a file)")
+    beside = folder / _expand_user(base)  # relative to the file that names it, not to the working directory
+    try:
+        return find_recipe(str(beside) if beside.suffix in (".yaml", ".yml") else base)
+    except RecipeError as error:
+        raise RecipeError(f"{where} {error}") from None
 
 
 def _origin(path: Path) -> str:

@@ -2,19 +2,21 @@
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NoReturn, Self
+from functools import partial
+from typing import Any, Literal, Self
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, MixUp, PadCrop
-from paceline.recipe.schema.base import Section
+from paceline.recipe.schema.base import Off
 from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.optim import OneCycle, OptimSection, ScheduleSection, Step
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.recipe.schema.train import Parallel, Train
+from paceline.recipe.schema.train import Ema, Parallel, Train
 
 DEFAULT_PHOTO_SIZE = 224
 _MIN_STEPS_PER_EPOCH = 8  # of a suggested batch size
@@ -68,7 +70,7 @@ class Plan:
         micro_batch = divide_batch(recipe, world_size)
         steps_per_epoch = train.num_images // batch_size  # incomplete batches are dropped
         if steps_per_epoch == 0:
-            suggested = _suggest_batch_size(recipe, world_size, train.num_images)
+            suggested = _suggest_batch_size(train.num_images, _divisor(data, recipe.train, world_size))
             fix = f"try {suggested}" if suggested else "add images, or use fewer ranks"
             raise RecipeError(
                 f"data.batch_size: {batch_size} is more than the {train.num_images} training images ({fix})"
@@ -80,12 +82,15 @@ class Plan:
             )
         _check_statistics(data, train)
         total_steps = _total_steps(recipe.train, steps_per_epoch)
+        to_steps = partial(
+            Duration.steps, steps_per_epoch=steps_per_epoch, batch_size=batch_size, total_steps=total_steps
+        )
 
         def interval(duration: Duration | Literal["off"]) -> int:
             if duration == "off" or duration.is_time:
                 return 0
             # An interval that rounds to 0 steps must not turn it off.
-            return max(1, _steps(duration, steps_per_epoch, batch_size, total_steps))
+            return max(1, to_steps(duration))
 
         save = recipe.checkpoint
         checkpoint_every, checkpoint_keep_every = interval(save.every), interval(save.keep_every)
@@ -94,7 +99,7 @@ class Plan:
         # Evaluation keeps no activations for a backward pass.
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
         image_size = _image_size(data, train)
-        train_sizes = _train_sizes(data, image_size, steps_per_epoch, total_steps)
+        train_sizes = _train_sizes(data.progressive, image_size, range(0, total_steps, steps_per_epoch), to_steps)
         check_effects(data, train, min(size for _, size in train_sizes))
         return cls(
             world_size=world_size,
@@ -122,15 +127,24 @@ class Plan:
             lr_sentence=lr_sentence(recipe.optim, recipe.schedule, batch_size, peak_lr),
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
-                *_note_dropped_images(recipe, world_size, train.num_images, steps_per_epoch),
-                *_note_beyond_end(recipe, steps_per_epoch, total_steps),
+                *_note_dropped_images(
+                    batch_size, train.num_images, steps_per_epoch, _divisor(data, recipe.train, world_size)
+                ),
+                *_note_beyond_end(
+                    recipe.schedule,
+                    recipe.train.ema,
+                    to_steps,
+                    total_steps,
+                ),
                 *_note_below_size(train_sizes, image_size, total_steps),
             ),
         )
 
     def steps(self, duration: Duration) -> int:
         """Return the number of steps in `duration`."""
-        return _steps(duration, self.steps_per_epoch, self.batch_size, self.total_steps)
+        return duration.steps(
+            steps_per_epoch=self.steps_per_epoch, batch_size=self.batch_size, total_steps=self.total_steps
+        )
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch of a global step, both from 0."""
@@ -168,7 +182,7 @@ def resolve_batch(recipe: Recipe, world_size: int) -> Recipe:
             f"data.rank_batch_size: {data.rank_batch_size} on {count(world_size, 'rank')} is "
             f"{count(batch_size, 'image')} per step, but data.batch_size is {data.batch_size} (leave one of them out)"
         )
-    _check_divides("data.rank_batch_size", data.rank_batch_size, recipe, 1)
+    _check_divides("data.rank_batch_size", data.rank_batch_size, data, recipe.train, 1)
     return with_batch_size(recipe, batch_size)
 
 
@@ -181,44 +195,42 @@ def with_batch_size(recipe: Recipe, batch_size: int) -> Recipe:
 def divide_batch(recipe: Recipe, world_size: int) -> int:
     """Return the images per micro-batch. Raise `RecipeError` if the batch does not divide."""
     batch_size = recipe.data.global_batch_size
-    _check_divides("data.batch_size", batch_size, recipe, world_size)
+    _check_divides("data.batch_size", batch_size, recipe.data, recipe.train, world_size)
     return batch_size // (world_size * recipe.train.accumulate)
 
 
-def _check_divides(path: str, images: int, recipe: Recipe, world_size: int) -> None:
+def _check_divides(path: str, images: int, data: Data, train: Train, world_size: int) -> None:
     """Raise `RecipeError` unless the `images` of field `path` divide over ranks, micro-batches and mixed pairs."""
-    unit, accumulate = _divisor(recipe, world_size), recipe.train.accumulate
+    unit, accumulate = _divisor(data, train, world_size), train.accumulate
     if images % unit == 0:
         return
     over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
-    pairs = f" into the pairs of {_mixes_images(recipe.data)}" if _mixes_images(recipe.data) else ""
+    pairs = f" into the pairs of {_mixes_images(data)}" if _mixes_images(data) else ""
     nearest = max(unit, (images + unit // 2) // unit * unit)
     raise RecipeError(f"{path}: {images} does not divide over {over}{pairs} (try {nearest})")
 
 
-def _divisor(recipe: Recipe, world_size: int) -> int:
+def _divisor(data: Data, train: Train, world_size: int) -> int:
     """Return the number that the batch must be a multiple of."""
     # Neighbours that are mixed (MixUp, CutMix) stay together in one micro-batch.
-    return world_size * recipe.train.accumulate * (2 if _mixes_images(recipe.data) else 1)
+    return world_size * train.accumulate * (2 if _mixes_images(data) else 1)
 
 
-def _suggest_batch_size(recipe: Recipe, world_size: int, num_images: int) -> int:
-    """Return a batch size for `num_images` that divides over the ranks; 0 if there is none."""
+def _suggest_batch_size(num_images: int, divisor: int) -> int:
+    """Return a batch size for `num_images` that is a multiple of `divisor`; 0 if there is none."""
     # About a power of two for at least 8 steps per epoch, and at least 8 images.
-    unit = _divisor(recipe, world_size)
     wanted = max(8, 1 << int(math.log2(max(1, num_images / _MIN_STEPS_PER_EPOCH))))
-    largest = num_images // unit * unit
-    return min(-(-wanted // unit) * unit, largest)
+    largest = num_images // divisor * divisor
+    return min(-(-wanted // divisor) * divisor, largest)
 
 
-def _note_dropped_images(recipe: Recipe, world_size: int, num_images: int, steps_per_epoch: int) -> list[str]:
+def _note_dropped_images(batch_size: int, num_images: int, steps_per_epoch: int, divisor: int) -> list[str]:
     """Return a warning if the incomplete last batch of each epoch is a large share of the images."""
-    batch_size = recipe.data.global_batch_size
     dropped = num_images - steps_per_epoch * batch_size
     if dropped <= _MAX_DROPPED_SHARE * num_images:
         return []
     per_epoch = count(steps_per_epoch, "step")
-    suggested = _suggest_batch_size(recipe, world_size, num_images)
+    suggested = _suggest_batch_size(num_images, divisor)
     advice = f" (try data.batch_size={suggested})" if suggested < batch_size else ""
     return [
         f"data.batch_size: {batch_size} leaves {dropped:,} of {num_images:,} training images "
@@ -262,10 +274,6 @@ def _format_duration(duration: Duration) -> str:
     return count(duration.value, {"ep": "epoch", "st": "step", "img": "image"}[duration.unit])
 
 
-def _steps(duration: Duration, steps_per_epoch: int, batch_size: int, total_steps: int) -> int:
-    return duration.steps(steps_per_epoch=steps_per_epoch, batch_size=batch_size, total_steps=total_steps)
-
-
 def _total_steps(train: Train, steps_per_epoch: int) -> int:
     if train.epochs == "auto":
         assert train.steps != "auto", "the schema lets exactly one through"
@@ -273,20 +281,17 @@ def _total_steps(train: Train, steps_per_epoch: int) -> int:
     return max(1, round(train.epochs * steps_per_epoch))
 
 
-def _note_beyond_end(recipe: Recipe, steps_per_epoch: int, total_steps: int) -> list[str]:
+def _note_beyond_end(
+    schedule: ScheduleSection, ema: Ema | Off, to_steps: Callable[[Duration], int], total_steps: int
+) -> list[str]:
     """Return warnings if the run ends before its warm-up, first milestone or first EMA update does."""
-
-    def at(duration: Duration) -> int:
-        return _steps(duration, steps_per_epoch, recipe.data.global_batch_size, total_steps)
-
-    schedule, ends = recipe.schedule, f"schedule: the run ends at step {total_steps:,}"
+    ends = f"schedule: the run ends at step {total_steps:,}"
     notes = []
-    rise = at(schedule.peak_at if isinstance(schedule, OneCycle) else schedule.warmup)
+    rise = to_steps(schedule.peak_at if isinstance(schedule, OneCycle) else schedule.warmup)
     if rise >= total_steps:
         notes.append(f"{ends}, within its warm-up of {count(rise, 'step')}")
-    if isinstance(schedule, Step) and (first := min(map(at, schedule.milestones))) >= total_steps:
+    if isinstance(schedule, Step) and (first := min(map(to_steps, schedule.milestones))) >= total_steps:
         notes.append(f"{ends}, before its first milestone at {first:,}")
-    ema = recipe.train.ema
     if ema != "off" and ema.every > total_steps:
         notes.append(f"train.ema: the run ends at step {total_steps:,}, before the first update of the average")
     return notes
@@ -311,26 +316,24 @@ def _image_size(data: Data, info: DatasetInfo) -> int:
     return height
 
 
-def _train_sizes(data: Data, image_size: int, steps_per_epoch: int, total_steps: int) -> tuple[tuple[int, int], ...]:
+def _train_sizes(
+    progressive: Progressive | Off, image_size: int, epoch_starts: Iterable[int], to_steps: Callable[[Duration], int]
+) -> tuple[tuple[int, int], ...]:
     """Return (first step, size) of each size of training images, which changes at the start of epochs.
 
     FFCV's rule (Leclerc et al. 2023, arXiv 2306.12517): linear from `start_size` at `begin` to full size at `end`,
     rounded to multiples.
     """
-    progressive = data.progressive
     if progressive == "off":
         return ((0, image_size),)
     start = progressive.start_size
     if start >= image_size:
         raise RecipeError(f"data.progressive.start_size: {start} does not rise to image size {image_size} (lower it)")
-    begin, end = (
-        _steps(duration, steps_per_epoch, data.global_batch_size, total_steps)
-        for duration in (progressive.begin, progressive.end)
-    )
+    begin, end = to_steps(progressive.begin), to_steps(progressive.end)
     if end < begin:
         raise RecipeError(f"data.progressive.end: {progressive.end} comes before begin {progressive.begin} (swap them)")
     sizes: list[tuple[int, int]] = []
-    for step in range(0, total_steps, steps_per_epoch):
+    for step in epoch_starts:
         size = _progressive_size(progressive, image_size, step, begin, end)
         if not sizes or sizes[-1][1] != size:
             sizes.append((step, size))
@@ -372,11 +375,27 @@ def check_effects(data: Data, info: DatasetInfo, smallest: int) -> None:
     `smallest` is the height and width in pixels of the smallest training images.
     """
     # The schema cannot refuse these, as it does not know the data set.
-    if info.image_size is not None:
-        _check_eval_crop(data)
-        _check_bad_images(data)
+    crop = Data.model_fields["eval_crop"].default
+    if info.image_size is not None and data.eval_crop != crop:
+        raise RecipeError(
+            f"data.eval_crop: {data.eval_crop:g} has no effect on {data.source.name}, whose images have one size and "
+            f"are resized whole (set data.eval_crop={crop:g})"
+        )
+    if info.image_size is not None and data.on_bad_image != "fail":  # they were decoded before training
+        raise RecipeError(
+            f"data.on_bad_image: {data.on_bad_image} has no effect on {data.source.name}, whose images are all in "
+            "memory (set data.on_bad_image=fail)"
+        )
+    images = f"training images of {smallest}x{smallest}"
     for position, section in enumerate(data.augment):
-        _check_augment(f"data.augment[{position}]", section, info.channels, smallest)
+        path = f"data.augment[{position}]"
+        match section:
+            case PadCrop(padding=padding) if padding >= smallest:
+                raise RecipeError(f"{path}.padding: {padding} is not less than the side of {images} (lower it)")
+            case Cutout(size=size) if size > 2 * smallest - 2:  # at any position of its centre
+                raise RecipeError(f"{path}.size: {size} always blanks the whole of {images} (lower it)")
+            case ColorJitter(brightness=0, contrast=0) if info.channels == 1:
+                raise RecipeError(f"{path}: color_jitter only changes brightness and contrast of grey images (set one)")
 
 
 def worker_timeout_warning(data: Data, parallel: Parallel, workers: int) -> str:
@@ -401,33 +420,3 @@ def small_batch_warning(data: Data, world_size: int, device: str) -> str:
         f"data.batch_size: {data.batch_size} over {world_size} ranks is {count(rank_batch, 'image')} per GPU and step "
         f"(set data.rank_batch_size={data.batch_size} for as many on each)"
     )
-
-
-def _check_eval_crop(data: Data) -> None:
-    # Images in memory have one size and are resized whole.
-    default = Data.model_fields["eval_crop"].default
-    if data.eval_crop != default:
-        reason = f"has no effect on {data.source.name}, whose images have one size and are resized whole"
-        _raise_without_effect("data.eval_crop", f"{data.eval_crop:g} {reason} (set data.eval_crop={default:g})")
-
-
-def _check_bad_images(data: Data) -> None:
-    # Images in memory were decoded before training.
-    if data.on_bad_image != "fail":
-        reason = f"has no effect on {data.source.name}, whose images are all in memory (set data.on_bad_image=fail)"
-        _raise_without_effect("data.on_bad_image", f"{data.on_bad_image} {reason}")
-
-
-def _check_augment(path: str, section: Section, channels: int, smallest: int) -> None:
-    images = f"training images of {smallest}x{smallest}"
-    match section:
-        case PadCrop(padding=padding) if padding >= smallest:
-            _raise_without_effect(f"{path}.padding", f"{padding} is not less than the side of {images} (lower it)")
-        case Cutout(size=size) if size > 2 * smallest - 2:  # at any position of its centre
-            _raise_without_effect(f"{path}.size", f"{size} always blanks the whole of {images} (lower it)")
-        case ColorJitter(brightness=0, contrast=0) if channels == 1:
-            _raise_without_effect(path, "color_jitter only changes brightness and contrast of grey images (set one)")
-
-
-def _raise_without_effect(path: str, reason: str) -> NoReturn:
-    raise RecipeError(f"{path}: {reason}")

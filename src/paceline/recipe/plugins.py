@@ -111,51 +111,30 @@ class PluginRef:
 
     def _check_parameters(self, factory: Callable[..., Any]) -> None:
         """Raise `RecipeError` if `factory` does not accept the arguments it will be called with."""
-        parameters, keyword = _parameters_of(factory, len(self.contract.positional)), self.contract.keyword
-        if parameters is None:
+        try:
+            parameters = list(inspect.signature(factory).parameters.values())
+        except (TypeError, ValueError):  # some C functions have no signature
             return
-        refused = [name for name in keyword if not parameters.accepts(name)]
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        named = [each for each in parameters[len(self.contract.positional) :] if each.kind in by_name]
+        names, keyword = [each.name for each in named], self.contract.keyword
+        takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        refused = [name for name in keyword if not takes_any and name not in names]
         if refused:
             signature = f"{self.name.rpartition(':')[2]}{self.contract.call}"
             lacking = f"does not take {', '.join(refused)}, which {self.contract.kind} is called with"
             raise self.error(f"{lacking} (define {signature})")
-        extra = [name for name in parameters.names if name not in keyword]
+        extra = [name for name in names if name not in keyword]
         for name in self.args:
             if name in keyword:
                 raise RecipeError(f"{self.path}.args.{name}: is given by paceline (leave it out)")
-            if not parameters.accepts(name):
+            if not takes_any and name not in names:
                 hint = suggest_similar(name, extra) or f" (it has {', '.join(extra) or 'none'})"
                 raise RecipeError(f"{self.path}.args.{name}: is not an argument of {self.name}{hint}")
-        for name in parameters.required:
-            if name not in (*keyword, *self.args):
-                raise RecipeError(
-                    f"{self.path}.args.{name}: is needed by {self.name} (set {self.path}.args.{name}=...)"
-                )
-
-
-@dataclass(frozen=True)
-class _Parameters:
-    """The parameters of a class or function: all names, and those without a default."""
-
-    names: tuple[str, ...]
-    required: tuple[str, ...]
-    has_kwargs: bool
-
-    def accepts(self, name: str) -> bool:
-        return self.has_kwargs or name in self.names
-
-
-def _parameters_of(factory: Callable[..., Any], num_positional: int) -> _Parameters | None:
-    """Return the parameters of `factory` after its first ones; None if unknown."""
-    try:
-        parameters = list(inspect.signature(factory).parameters.values())
-    except (TypeError, ValueError):  # some C functions have no signature
-        return None
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = [parameter for parameter in parameters[num_positional:] if parameter.kind in by_name]
-    required = tuple(parameter.name for parameter in named if parameter.default is parameter.empty)
-    return _Parameters(tuple(parameter.name for parameter in named), required, has_kwargs)
+        for each in named:
+            if each.default is each.empty and each.name not in (*keyword, *self.args):
+                path = f"{self.path}.args.{each.name}"
+                raise RecipeError(f"{path}: is needed by {self.name} (set {path}=...)")
 
 
 def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
