@@ -68,20 +68,22 @@ _ENDING_COLUMNS: Final = (
 def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> ReportPage:
     """Return the page of `result`, the comparison of `runs`."""
     drawn = list(zip(_group_labels(result), group_runs(runs), strict=True))
-    num_runs = count(len(runs), "run")
+    findings, notes = [*map(Paragraph, result.sentences)], [*map(Paragraph, result.notes)]
+    groups = [*_group_tables(result, "GPU-hours" if all(run.has_gpu for run in runs) else "rank-hours")]
+    settings, runs_table = _settings_block(result), _runs_table(result)
     sections = [
         PageSection("below", "Below the threshold", [*map(Paragraph, result.failures)]),
-        PageSection("found", "Findings", [*map(Paragraph, result.sentences)]),
-        PageSection("upkeep", "Notes", [*map(Paragraph, result.notes)]),
-        PageSection("groups", "Groups of runs", [*_group_tables(result, hours_heading(runs))]),
+        PageSection("found", "Findings", findings),
+        PageSection("upkeep", "Notes", notes),
+        PageSection("groups", "Groups of runs", groups),
         PageSection("curves", "Curves", [*build_curves(drawn, result.target, result.metric)]),
-        PageSection("settings", "Settings that differ", [_settings_block(result)]),
-        PageSection("runs", "Runs", [_runs_table(result)]),
+        PageSection("settings", "Settings that differ", [settings]),
+        PageSection("runs", "Runs", [runs_table]),
     ]
     return ReportPage(
-        title=f"{num_runs} compared",
-        subtitle=[count(len(result.groups), "group"), f"the first is {result.groups[0].name}"],
-        status="below the threshold" if result.failures else num_runs,
+        title=f"{count(len(runs), 'run')} compared",
+        subtitle=[f"the first is {result.groups[0].name}"],
+        status="below the threshold" if result.failures else count(len(result.groups), "group"),
         tone="bad" if result.failures else "good",
         figures=list(_speedup_figures(result)),
         verdict=None,
@@ -91,6 +93,7 @@ def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> Re
         paceline=__version__,
         about="Comparison",
         source="the runs' directories",
+        summary=[*groups, replace(runs_table, title="Runs"), settings, *findings, *notes],
     )
 
 
@@ -252,11 +255,6 @@ def _group_number(name: str) -> str:
     return name.partition(":")[0]
 
 
-def hours_heading(runs: Sequence[ComparedRun]) -> str:
-    """Return the heading of rank-hours."""
-    return "GPU-hours" if all(run.has_gpu for run in runs) else "rank-hours"
-
-
 def _speedup_figures(result: CompareResult) -> Iterator[KeyFigure]:
     for each in result.groups[1:5]:
         if each.speedup is not None and result.target is not None:
@@ -267,19 +265,19 @@ def _speedup_figures(result: CompareResult) -> Iterator[KeyFigure]:
 def _group_tables(result: CompareResult, hours: str) -> Iterator[Block]:
     if result.target is not None:
         yield Table(
-            f"Reaching {format_target(result.target)} ({describe_target_origin(result)})",
+            f"Reaching {format_target(result.target)} ({_describe_target_origin(result)})",
             _REACHING_COLUMNS,
-            _group_rows(result, reaching_cells),
+            _group_rows(result, _reaching_cells),
         )
     elif result.target_from == "chance":
         yield cells.missing_paragraph("No run has learned: there is no target to reach.")
     else:
         yield cells.missing_paragraph("No run was evaluated: there is no target to reach.")
-    title = f"{format_metric(result.metric).capitalize()} at the end{describe_order(result)}"
-    yield Table(title, (*_ENDING_COLUMNS, TableColumn(hours)), _group_rows(result, ending_cells))
+    title = f"{format_metric(result.metric).capitalize()} at the end{_describe_order(result)}"
+    yield Table(title, (*_ENDING_COLUMNS, TableColumn(hours)), _group_rows(result, _ending_cells))
 
 
-def describe_order(result: CompareResult) -> str:
+def _describe_order(result: CompareResult) -> str:
     """Return the end of a table's title that tells how it is sorted."""
     return "" if result.all_reach_target or len(result.groups) == 1 else ", the highest first"
 
@@ -293,16 +291,14 @@ def _group_rows(
     result: CompareResult, cells_of: Callable[[GroupResult, bool], list[TableCell]]
 ) -> list[list[TableCell]]:
     labels = _group_labels(result)
-    return [
-        [TableCell(labels[index]), *cells_of(result.groups[index], index == 0)[1:]] for index in result.ranked_indices
-    ]
+    return [[TableCell(labels[index]), *cells_of(result.groups[index], index == 0)] for index in result.ranked_indices]
 
 
-def reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
-    """Return name, runs that reach the target, time, epochs, speed-up and its factors."""
+def _reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
+    """Return runs that reach the target, time, epochs, speed-up and its factors."""
     reached = TableCell(f"{group_result.reached} of {len(group_result.runs)}", group_result.reached)
     if not group_result.reached:
-        return [TableCell(group_result.name), reached, _NOT_REACHED, *[cells.EMPTY_CELL] * 4]
+        return [reached, _NOT_REACHED, *[cells.EMPTY_CELL] * 4]
     ratios = [_REFERENCE_RATIO] * 3
     if not is_first:
         ratios = [
@@ -314,17 +310,16 @@ def reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]
         cells.seconds_cell(_without_trivial_bounds(group_result.to_target_s)),
         cells.number_cell(_without_trivial_bounds(group_result.to_target_epochs)),
     ]
-    return [TableCell(group_result.name), reached, *took, *ratios]
+    return [reached, *took, *ratios]
 
 
-def ending_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
-    """Return name, last and best accuracy, loss, gap to the first, throughput and hours."""
+def _ending_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
+    """Return last and best accuracy, loss, gap to the first, throughput and hours."""
     return [
-        TableCell(group_result.name),
         cells.accuracy_cell(_without_trivial_bounds(group_result.accuracy)),
         cells.accuracy_cell(_without_trivial_bounds(group_result.best)),
-        _loss_cell(_without_trivial_bounds(group_result.loss)),
-        TableCell("the first") if is_first else _gap_cell(group_result),
+        cells.loss_cell(_without_trivial_bounds(group_result.loss)),
+        TableCell("the first") if is_first else cells.points_cell(group_result.gap),
         cells.rate_cell(_without_trivial_bounds(group_result.images_per_s)),
         cells.number_cell(_without_trivial_bounds(group_result.gpu_hours)),
     ]
@@ -341,13 +336,6 @@ def _with_cause(ratio: TableCell, by: str) -> TableCell:
     return replace(ratio, note=", ".join(filter(None, (ratio.note, why))))
 
 
-def _loss_cell(interval: Interval | None) -> TableCell:
-    cell = cells.loss_cell(None if interval is None else interval.value)
-    if interval is None or interval.low is None or interval.high is None:
-        return cell
-    return replace(cell, note=f"{interval.low:,.4f} to {interval.high:,.4f}")
-
-
 def _without_trivial_bounds(interval: Interval | None) -> Interval | None:
     # Equal measurements, such as epochs, have an interval of width 0.
     if (
@@ -360,16 +348,7 @@ def _without_trivial_bounds(interval: Interval | None) -> Interval | None:
     return Interval(value=interval.value, n=interval.n)
 
 
-def _gap_cell(group_result: GroupResult) -> TableCell:
-    if group_result.gap is None:
-        return cells.EMPTY_CELL
-    gap = group_result.gap
-    is_known = gap.low is not None and gap.high is not None
-    bounds = f"{100 * (gap.low or 0):+.2f} to {100 * (gap.high or 0):+.2f}" if is_known else ""
-    return TableCell(f"{100 * gap.value:+.2f} points", gap.value, note=bounds)
-
-
-def describe_target_origin(result: CompareResult) -> str:
+def _describe_target_origin(result: CompareResult) -> str:
     """Return the origin of the target as text."""
     match result.target_from:
         case "asked":
@@ -394,7 +373,7 @@ def _settings_block(result: CompareResult) -> Block:
         [TableCell(path, is_code=True), *(TableCell(each.settings.get(path, "-")) for each in result.groups)]
         for path in paths
     ]
-    return Table("", columns, rows)
+    return Table("Settings", columns, rows)
 
 
 def _runs_table(result: CompareResult) -> Table:
