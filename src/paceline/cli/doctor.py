@@ -14,7 +14,7 @@ from paceline.cli.args import count_ranks, split_recipe_args
 from paceline.cli.options import DoctorOptions
 from paceline.cli.ranks import enter_world, refuse_too_many, start_ranks
 from paceline.cli.start_time import START_TIME_S
-from paceline.cli.tables import goodput_line, print_rows, saving_line
+from paceline.cli.tables import print_rows
 from paceline.core.errors import PacelineError, RecipeError, WorldError
 from paceline.core.goodput import best_interval, efficiency, interval_steps, signal_lead, young_interval
 from paceline.core.results import CheckpointResult
@@ -26,6 +26,7 @@ from paceline.lab.doctor.host import check_host
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
+from paceline.report.run_summary import describe_checkpoints, describe_goodput
 
 if TYPE_CHECKING:
     from paceline.cli.run_history import RunHistory
@@ -238,7 +239,7 @@ def _measure_saving(recipe: Recipe, data: "Data", folder: Path) -> tuple[Checkpo
 
 
 def _saving_row(saving: CheckpointResult) -> tuple[str, ...]:
-    return "checkpoints", saving_line(saving)
+    return "checkpoints", describe_checkpoints(saving)
 
 
 def _history_section(run: RunDir, history: "RunHistory") -> DoctorSection:
@@ -247,7 +248,7 @@ def _history_section(run: RunDir, history: "RunHistory") -> DoctorSection:
         median_s, slow_s = history.step_s
         rows.append(("step", f"{1000 * median_s:.1f} ms, the 99th percentile {1000 * slow_s:.1f} ms"))
     if history.goodput is not None:
-        rows.append(("goodput", goodput_line(history.goodput)))
+        rows.append(("goodput", describe_goodput(history.goodput)))
     what = (
         "from a failure to the first new step" if history.restarts else "to start; detection and queueing come on top"
     )

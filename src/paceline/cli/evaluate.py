@@ -1,11 +1,12 @@
 """`paceline eval`: evaluate a checkpoint exactly, on the run's own validation images or others."""
 
 import contextlib
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import EvalOptions
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
@@ -17,7 +18,7 @@ from paceline.recipe.load import Patch, load
 
 if TYPE_CHECKING:
     from paceline.core.dataset import Source
-    from paceline.core.results import EvalReport
+    from paceline.core.results import ClassCount, EvalReport
 
 
 def evaluate(options: EvalOptions) -> int:
@@ -31,7 +32,6 @@ def evaluate(options: EvalOptions) -> int:
     num_ranks = ranks_to_start(options.ranks, world, recipe.parallel, oversubscribe=options.oversubscribe)
     if world.launcher == "single" and num_ranks > 1:
         return start_ranks(num_ranks, options.port, [])
-    from paceline.cli.tables import show_evaluation
     from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
     from paceline.training.eval_outputs import discard, output_dir
     from paceline.training.eval_run import evaluate as work
@@ -51,10 +51,41 @@ def evaluate(options: EvalOptions) -> int:
     return 0
 
 
+def show_evaluation(report: "EvalReport", checkpoint: Path, *, as_json: bool, per_class: bool = False) -> None:
+    """Print an evaluation of `checkpoint`; `per_class` adds all classes."""
+    classes = report.classes.classes if report.classes else ()
+    if as_json:
+        print(json.dumps(evaluation_json(report, classes if per_class else ()), indent=2))
+        return
+    from paceline.report.document import KeyValueList
+    from paceline.report.learning_sections import class_table
+    from paceline.report.render_terminal import print_blocks
+    from paceline.report.run_page import clean_findings
+    from paceline.report.run_summary import evaluation_figures, worst_classes_rows
+
+    rows = [*(figure.row for figure in evaluation_figures(report)), *worst_classes_rows(classes)]
+    print_blocks(
+        KeyValueList(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}"),
+        KeyValueList([finding.row for finding in clean_findings(report.health)], "health"),
+        *([class_table(classes, num_open=0)] if per_class else []),
+    )
+
+
+def evaluation_json(report: "EvalReport", classes: Iterable["ClassCount"]) -> dict[str, Any]:
+    """Return an evaluation as plain values, raw weights at the top level."""
+    values = report.model_dump(mode="json", exclude_none=True)
+    table = [{"class": each.name, "images": each.images, "correct": each.correct} for each in classes]
+    output = {**values.pop("val"), **values}
+    if report.gap is not None:
+        output["gap"] = report.gap
+    if report.health:
+        output["health"] = [each.model_dump(mode="json") for each in report.health]
+    return {**output, "classes": table} if table else output
+
+
 def _write_outputs(
     folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "EvalReport", source: "Source"
 ) -> None:
-    from paceline.cli.tables import evaluation_json
     from paceline.training.eval_outputs import write_eval_outputs
 
     origin = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}

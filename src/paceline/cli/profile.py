@@ -18,7 +18,7 @@ from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import enter_world, ranks_to_start
 from paceline.cli.report import try_write_report
 from paceline.cli.start_time import START_TIME_S
-from paceline.cli.tables import print_rows, print_stages, print_table
+from paceline.cli.tables import print_rows, print_table
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.process import ignore_stop_signals
@@ -39,6 +39,8 @@ from paceline.recipe.consent import consent_arguments, require_consent
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
+from paceline.report.render_terminal import print_blocks
+from paceline.report.time_sections import stage_table
 
 if TYPE_CHECKING:
     from paceline.lab.profile import ProbeResult, Profile, ThroughputSummary
@@ -285,9 +287,10 @@ def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool
     if as_json:
         print(json.dumps(profile.to_dict(), indent=2))
         return
-    whose = ["rank 0"] if profile.ranks > 1 else []
+    whose = ["rank 0"]
     whose += ["repeat 1"] if profile.base.n > 1 else []
-    print_stages(profile.result.stages, profile.steps, ", ".join(whose))
+    if stages := stage_table(profile.result, ", ".join(whose)):
+        print_blocks(stages)
     if profile.result.loader is not None and profile.result.loader.batches:
         _print_loader(profile.result.loader)
     if profile.communication is not None:

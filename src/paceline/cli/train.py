@@ -4,7 +4,7 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -127,17 +127,29 @@ def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, *, resume: b
     from paceline.training.preemption import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds: handle signals before
-        from paceline.cli.tables import show_result
-
         out = progress_console(as_json=as_json)
         request = TrainRequest(START_TIME_S, ("paceline", *sys.argv[1:]), out, resume)
         result = run_rank(loaded, world, rundir, interrupts, request)
         if world.is_main:
-            show_result(result, rundir, loaded, as_json=as_json)
+            show_result(result, rundir, as_json=as_json)
         ignore_stop_signals()  # the result is written: a late signal must not change the exit code
         if result.status == "failed":
             return _exit_unsaved(result, rundir, world)
     return PREEMPTED if result.status == "preempted" else 0
+
+
+def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
+    """Print the result of a run and its run directory."""
+    from paceline.cli.tables import print_run_dir
+    from paceline.report.read_run import read_run_facts
+    from paceline.report.render_terminal import print_page
+    from paceline.report.run_page import build_run_summary
+
+    if as_json:
+        print(result.model_dump_json(indent=2))
+        return
+    print_page(build_run_summary(replace(read_run_facts(rundir), result=result)))
+    print_run_dir(rundir)
 
 
 def _exit_unsaved(result: RunResult, rundir: RunDir, world: World) -> int:

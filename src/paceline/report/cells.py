@@ -2,24 +2,28 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from paceline.core.stages import PAUSES, STAGES, display_name
 from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, milliseconds, number, seconds, share, size
-from paceline.report.document import Paragraph, TableCell
+from paceline.report.document import BarSegment, Paragraph, StackedBar, TableCell, TableColumn
 from paceline.report.text import clean_text, finite_or_none, format_time
 
 EMPTY_CELL: Final = TableCell("")
 Quantity = Interval | float | None
 _MAX_SENTENCE_CHARS: Final = 400
-# What a process does outside its counted steps, and time that no stage covers.
+# Parts of a process and of all processes of a run, and time that no stage covers.
 _PROCESS_PARTS: Final = {
+    "useful": "useful",
     "start_up": display_name("start_up"),
     "compile": "compiling",
     "warmup": "warm-up",
+    "stages": "steps",
+    "rework": "repeated steps",
+    "down": "down",
     "finish": "finish",
     "closing": "closing",
     "residual": display_name("residual"),
@@ -191,3 +195,20 @@ def stage_label(key: str) -> str:
 def stage_colour(key: str) -> str:
     """Return the CSS class of a part."""
     return f"c-{key.replace('_', '-')}" if key in (*_PROCESS_PARTS, *STAGES, *PAUSES) else "c-unknown"
+
+
+def time_bar(
+    title: str, parts: Mapping[str, float], whole_s: float, *, note: str = "", has_legend: bool = True
+) -> StackedBar:
+    """Return a stacked bar of the seconds of stages, pauses or other parts of a run."""
+    segments = [
+        BarSegment(stage_label(key), each_s / whole_s, seconds(each_s), stage_colour(key))
+        for key, each_s in parts.items()
+        if each_s > 0
+    ]
+    return StackedBar(title, segments, ["0 s", seconds(whole_s / 2), seconds(whole_s)], note, has_legend)
+
+
+def table_columns(texts: Sequence[str], numbers: Sequence[str] = ()) -> list[TableColumn]:
+    """Return columns of text, then columns of numbers."""
+    return [*(TableColumn(title, is_number=False) for title in texts), *map(TableColumn, numbers)]

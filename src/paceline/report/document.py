@@ -1,7 +1,7 @@
 """The document model of a report: sections of paragraphs, tables, charts and images."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from paceline.report.series import Point
@@ -232,6 +232,11 @@ class KeyFigure:
     cell: TableCell
     note: str = ""
 
+    @property
+    def row(self) -> tuple[str, TableCell]:
+        """Return the figure as a row of a `KeyValueList`."""
+        return self.label, replace(self.cell, note=self.note)
+
 
 @dataclass(frozen=True)
 class BottleneckSummary:
@@ -254,6 +259,11 @@ class HealthFinding:
     advice: str
 
     @property
+    def row(self) -> tuple[str, TableCell]:
+        """Return the finding as a row of a `KeyValueList`."""
+        return self.title, TableCell(f"{self.evidence} {self.advice}")
+
+    @property
     def tone(self) -> Tone:
         """Return the tone of the severity."""
         match self.severity:
@@ -269,7 +279,8 @@ class HealthFinding:
 class ReportPage:
     """A report; `about` names its kind, `source` the origin of its figures.
 
-    `summary` holds the blocks that a terminal shows below the key figures, most of them blocks of `sections` too.
+    `summary` holds the blocks that a terminal shows below the key figures, most of them blocks of `sections` too. A
+    `KeyValueList` without title that comes first goes on with the key figures.
     """
 
     title: str

@@ -219,13 +219,14 @@ def classes_section(run: RunData) -> PageSection:
     """Return the class table, the confusion matrix and the worst mistakes."""
     blocks: list[Block] = []
     if run.classes:
-        blocks += [_class_table(run.classes), *_confusion_blocks(run)]
+        blocks += [class_table(run.classes), *_confusion_blocks(run)]
     else:
         blocks.append(cells.missing_paragraph("There are no class results: nothing was evaluated."))
     return PageSection("classes", "Classes and mistakes", [*blocks, _mistake_gallery(run)])
 
 
-def _class_table(counts: tuple[ClassCount, ...]) -> Table:
+def class_table(counts: Sequence[ClassCount], num_open: int = _NUM_OPEN_CLASSES) -> Table:
+    """Return the accuracy of each class, the worst first."""
     evaluated = sorted((each for each in counts if each.images), key=error_rate_key)
     listed = [*evaluated, *(each for each in counts if not each.images)][:_MAX_CLASSES]
     rows = [
@@ -248,7 +249,7 @@ def _class_table(counts: tuple[ClassCount, ...]) -> Table:
         if len(listed) == len(counts)
         else f"the worst {len(listed):,} of {len(counts):,}"
     )
-    return Table("Classes, the worst first", columns, rows, _NUM_OPEN_CLASSES, more)
+    return Table("Classes, the worst first", columns, rows, num_open, more)
 
 
 def _confusion_blocks(run: RunData) -> list[Block]:

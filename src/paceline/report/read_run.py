@@ -265,10 +265,32 @@ def read_run(rundir: RunDir) -> RunData:
     """Read a run directory, finished or not. Raise `PacelineError` if it is none."""
     require_run(rundir.path)
     reader = TolerantReader()
-    result, problem = parse_result(reader.read_object(rundir.path / "result.json"))
     nodes = sorted(
         (int(match[1]), path) for path in rundir.path.iterdir() if (match := _TELEMETRY_FILE.fullmatch(path.name))
     )
+    run = replace(
+        _read_facts(reader, rundir),
+        profile=reader.read_object(rundir.profile),
+        evals=tuple(islice(reader.read_records(rundir.evals), _MAX_EVALS)),
+        steps=_read_steps(reader, rundir.steps),
+        nodes=_read_nodes(reader, nodes[:MAX_NODES]),
+        num_nodes=len(nodes),
+        mistakes=tuple(_read_mistakes(reader, rundir)),
+        bad_images=_read_first(reader.read_records(rundir.bad_images), 100),
+    )
+    return replace(run, problems=tuple(reader.problems))
+
+
+def read_run_facts(rundir: RunDir) -> RunData:
+    """Read the files of a run that are small, for its summary."""
+    reader = TolerantReader()
+    run = _read_facts(reader, rundir)
+    return replace(run, problems=tuple(reader.problems))
+
+
+def _read_facts(reader: TolerantReader, rundir: RunDir) -> RunData:
+    result, problem = parse_result(reader.read_object(rundir.path / "result.json"))
+    reader.problems += [problem] if problem else []
     classes, confusion = _read_classes(reader, rundir)
     return RunData(
         path=rundir.path,
@@ -276,18 +298,10 @@ def read_run(rundir: RunDir) -> RunData:
         recipe=reader.read_text(rundir.recipe, 256 << 10),
         plan=reader.read_object(rundir.path / "plan.json"),
         machine=reader.read_object(rundir.path / "machine.json"),
-        profile=reader.read_object(rundir.profile),
-        evals=tuple(islice(reader.read_records(rundir.evals), _MAX_EVALS)),
-        steps=_read_steps(reader, rundir.steps),
-        nodes=_read_nodes(reader, nodes[:MAX_NODES]),
-        num_nodes=len(nodes),
         classes=classes,
         confusion=confusion,
-        mistakes=tuple(_read_mistakes(reader, rundir)),
         warnings=_read_first(reader.read_records(rundir.warnings), 100),
-        bad_images=_read_first(reader.read_records(rundir.bad_images), 100),
         attempts=_read_first(reader.read_records(rundir.attempts), 1000),
-        problems=tuple(filter(None, [problem, *reader.problems])),
     )
 
 

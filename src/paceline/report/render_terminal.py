@@ -38,22 +38,22 @@ _BAR_WIDTH: Final = 40
 
 def print_page(page: ReportPage) -> None:
     """Print the title, status and summary of a page."""
-    console = _build_console()
-    console.print(clean_lines(f"{page.title}: {page.status}"), style="bold", soft_wrap=True)
-    if page.subtitle:
-        console.print(clean_lines(" · ".join(page.subtitle)), soft_wrap=True)
-    facts = [(figure.label, TableCell(figure.cell.text, note=figure.note)) for figure in page.figures]
+    _build_console().print(clean_lines(f"{page.title}: {page.status}"), style="bold", soft_wrap=True)
+    facts, summary = [figure.row for figure in page.figures], page.summary
     if page.verdict is not None:
         texts = (f"{page.verdict.bottleneck}.", page.verdict.evidence, page.verdict.ceiling, page.verdict.advice)
         facts.append(("bottleneck", TableCell(" ".join(filter(None, texts)))))
-    findings = [(each.title, TableCell(f"{each.evidence} {each.advice}")) for each in page.health]
+    match page.summary:
+        case [KeyValueList(title="") as more, *summary]:
+            facts += more.rows
     print_blocks(
+        *([Paragraph(" · ".join(page.subtitle))] if page.subtitle else []),
         *(Paragraph(f"could not be read: {problem}") for problem in page.problems),
-        *(Paragraph(notice) for notice in page.notices),
         KeyValueList(facts),
         *([Command(page.verdict.command)] if page.verdict is not None and page.verdict.command else []),
-        KeyValueList(findings, "health"),
-        *page.summary,
+        *([Paragraph(f"to look into: {', '.join(page.notices)}")] if page.notices else []),
+        KeyValueList([finding.row for finding in page.health], "health"),
+        *summary,
     )
 
 

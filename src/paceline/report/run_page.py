@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 from paceline import __version__
 from paceline.core.health import RunHistory, eval_points, find_problems, training_losses
-from paceline.core.results import EvalResult, Finding, RunResult
-from paceline.core.units import accuracy, count, number, parameters, seconds, share
+from paceline.core.results import Finding, RunResult
+from paceline.core.units import count, number, parameters
 from paceline.report import cells
 from paceline.report.document import (
     Block,
@@ -25,9 +27,10 @@ from paceline.report.document import (
 )
 from paceline.report.learning_sections import classes_section, learning_section
 from paceline.report.read_run import RunData
+from paceline.report.run_summary import reliability_rows, result_figures, training_rows, worst_classes_rows
 from paceline.report.system_sections import reliability_section, telemetry_section
 from paceline.report.text import clean_lines, clean_text, finite_or_none, format_time
-from paceline.report.time_sections import loader_section, profile_section, ranks_section, time_section
+from paceline.report.time_sections import loader_section, profile_section, ranks_section, stage_table, time_section
 
 _STATUS_TONES: Final[dict[str, Tone]] = {
     "completed": "good",
@@ -35,7 +38,6 @@ _STATUS_TONES: Final[dict[str, Tone]] = {
     "preempted": "warning",
     "failed": "bad",
 }
-_NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
 _PLAN_LABELS: Final = {
     "train_images": "training images",
     "val_images": "validation images",
@@ -49,7 +51,6 @@ _PLAN_LABELS: Final = {
 
 def build_run_page(run: RunData) -> ReportPage:
     """Return the report of a run, its sections in the order of a reader's interest."""
-    status, tone = run_status(run)
     # `profile_section` returns None for a run that was not profiled.
     sections = [
         learning_section(run),
@@ -62,18 +63,31 @@ def build_run_page(run: RunData) -> ReportPage:
         reliability_section(run),
         provenance_section(run),
     ]
+    return replace(build_run_summary(run), sections=[section for section in sections if section is not None])
+
+
+def build_run_summary(run: RunData) -> ReportPage:
+    """Return the report of a run without its sections, as a terminal shows it."""
+    status, tone = run_status(run)
+    summary: list[Block] = []
+    recorded = run.result.health if run.result is not None else None
+    if run.result is not None:
+        rows = [*worst_classes_rows(run.classes), *training_rows(run.result), *reliability_rows(run.result)]
+        stages = stage_table(run.result)
+        summary = [KeyValueList(rows), *([stages] if stages else [])]
     return ReportPage(
         title=run.name,
         subtitle=run_subtitle(run),
         status=status,
         tone=tone,
-        figures=key_figures(run),
+        figures=_unfinished_figures(run) if run.result is None else [*result_figures(run.result, run.path)],
         verdict=summarize_bottleneck(run),
-        health=health_findings(run),
+        health=clean_findings(_findings_from_logs(run) if recorded is None else recorded),
         notices=run_notices(run),
         problems=run.problems,
-        sections=[section for section in sections if section is not None],
+        sections=(),
         paceline=__version__,
+        summary=summary,
     )
 
 
@@ -110,14 +124,13 @@ def run_subtitle(run: RunData) -> list[str]:
     return [each for each in descriptions if each]
 
 
-def health_findings(run: RunData) -> list[HealthFinding]:
-    """Return the findings of the result or the logs, the most severe first."""
-    recorded = run.result.health if run.result is not None else None
+def clean_findings(findings: Iterable[Finding]) -> list[HealthFinding]:
+    """Return findings for display; their texts may be of anybody."""
     return [
         HealthFinding(
             clean_text(each.title), each.severity, clean_text(each.evidence, 1000), clean_text(each.advice, 1000)
         )
-        for each in (_findings_from_logs(run) if recorded is None else recorded)
+        for each in findings
     ]
 
 
@@ -187,19 +200,11 @@ def _describe_training(run: RunData, settings: dict[str, str]) -> str:
     return clean_text(", ".join(filter(None, parts)))
 
 
-def key_figures(run: RunData) -> list[KeyFigure]:
-    """Return the key figures; for an unfinished run, those in its logs."""
-    if run.result is None:
-        return _unfinished_figures(run)
-    result = run.result
-    return [*_accuracy_figure(result), *_speed_figure(result), _wall_clock_figure(result), *_attributed_figure(result)]
-
-
 def run_notices(run: RunData) -> list[str]:
     """Return short notices on warnings, bad images, skipped steps and failed checkpoints."""
     notices = [count(run.warnings.total, "warning")] if run.warnings.total else []
     if run.result is not None and run.result.bad_images:
-        notices.append(f"{count(run.result.bad_images, 'image')} left out")
+        notices.append(f"{count(run.result.bad_images, 'image')} left out (bad_images.jsonl)")
     if run.result is not None and run.result.skipped_steps:
         notices.append(f"{count(run.result.skipped_steps, 'step')} skipped")
     if run.result is not None and run.result.checkpoints is not None and run.result.checkpoints.failed:
@@ -248,49 +253,6 @@ def _describe_device(run: RunData) -> str:
     return str(run.machine.get("cpu", ""))
 
 
-def _accuracy_figure(result: RunResult) -> list[KeyFigure]:
-    evaluation, whose = (result.ema, ", averaged weights") if result.ema is not None else (result.eval, "")
-    if evaluation is None:
-        return [
-            KeyFigure(
-                "top-1",
-                _NOT_MEASURED,
-                "not evaluated: the recipe has train.eval_every=off, or the run ended before the first",
-            )
-        ]
-    notes = [*_best_note(result.best, evaluation), f"top-5 {accuracy(evaluation.top5)}", f"loss {evaluation.loss:,.4f}"]
-    notes.append(count(evaluation.images, "image"))
-    return [KeyFigure(f"top-1{whose}", cells.accuracy_cell(evaluation.top1), ", ".join(notes))]
-
-
-def _best_note(best: EvalResult | None, last: EvalResult) -> list[str]:
-    return [f"best {accuracy(best.top1)}"] if best is not None and best.top1 != last.top1 else []
-
-
-def _speed_figure(result: RunResult) -> list[KeyFigure]:
-    rates = result.throughput
-    if not rates.n:
-        return [KeyFigure("images/s", _NOT_MEASURED, "not measured: no step after the measurement warm-up was counted")]
-    low, high = rates.spread
-    note = f"{number(low)} to {number(high)} over {count(rates.n, 'window')}, without warm-up and pauses"
-    return [KeyFigure("images/s", TableCell(number(rates.images_per_s), rates.images_per_s), note)]
-
-
-def _wall_clock_figure(result: RunResult) -> KeyFigure:
-    times = result.time
-    parts = [f"start-up {seconds(times.startup_s)}", f"evaluation {seconds(times.eval_s)}"]
-    if times.to_target_s is not None:
-        parts.insert(0, f"target reached after {seconds(times.to_target_s)}")
-    return KeyFigure("wall clock", cells.seconds_cell(times.wall_s), ", ".join(parts))
-
-
-def _attributed_figure(result: RunResult) -> list[KeyFigure]:
-    if result.account is None:
-        return []
-    residual = f"{seconds(abs(result.account.residual_s))} of the wall clock are not attributed"
-    return [KeyFigure("attributed", TableCell(share(result.account.explained), result.account.explained), residual)]
-
-
 def _unfinished_figures(run: RunData) -> list[KeyFigure]:
     figures = []
     if run.evals:
@@ -312,7 +274,10 @@ def provenance_section(run: RunData) -> PageSection:
     command = _recorded_command(run)
     if command:
         blocks += [Paragraph("The command:"), Command(command)]
-    trained = _training_rows(run.result) if run.result is not None else []
+    trained: list[tuple[str, TableCell]] = []
+    if run.result is not None:
+        recipe_hash = TableCell(clean_text(run.result.recipe_hash), is_code=True)
+        trained = [*training_rows(run.result), ("recipe hash", recipe_hash)]
     planned = [(name, cells.value_cell(key, run.plan[key])) for key, name in _PLAN_LABELS.items() if key in run.plan]
     blocks.append(KeyValueList([*trained, *planned], "What was trained"))
     machine = _machine_rows(run)
@@ -334,25 +299,6 @@ def _recorded_command(run: RunData) -> str:
     if isinstance(command, list):
         return clean_text(shlex.join(str(word) for word in command), 4000)
     return clean_text(command, 4000) if isinstance(command, str) else ""
-
-
-def _training_rows(result: RunResult) -> list[tuple[str, TableCell]]:
-    rows = [
-        ("steps", cells.count_cell(result.steps)),
-        ("epochs", TableCell(f"{result.epochs:,.2f}".removesuffix(".00"), result.epochs)),
-        ("images seen", cells.count_cell(result.images_seen)),
-        ("recipe hash", TableCell(clean_text(result.recipe_hash), is_code=True)),
-        ("learning rate", cells.text_cell(result.lr, 300)),
-        ("weights, SHA-256", TableCell(clean_text(result.weights_sha256), is_code=True)),
-        ("schema version of the result", cells.count_cell(result.schema_version)),
-    ]
-    if result.skipped_steps:
-        skipped = f"{count(result.skipped_steps, 'step')}, whose gradient was NaN or overflowed"
-        rows.insert(1, ("skipped", TableCell(skipped, result.skipped_steps)))
-    if result.gap is not None:
-        points = f"{100 * result.gap:+.2f} points of top-1"
-        rows.append(("training less validation accuracy", TableCell(points, result.gap)))
-    return rows
 
 
 def _machine_rows(run: RunData) -> list[tuple[str, TableCell]]:

@@ -4,14 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.core.results import CheckpointResult, GoodputResult
-from paceline.core.stages import display_name
-from paceline.core.units import byte_unit, number, seconds, share, size
+from paceline.core.units import byte_unit, count, number, seconds, share
 from paceline.report import cells
 from paceline.report.cells import TimeUnit, choose_time_unit
 from paceline.report.charts import MAX_LINES
 from paceline.report.document import (
-    BarSegment,
     Block,
     Chart,
     ChartLine,
@@ -19,12 +16,12 @@ from paceline.report.document import (
     KeyValueList,
     PageSection,
     Paragraph,
-    StackedBar,
     Table,
     TableCell,
     TableColumn,
 )
 from paceline.report.read_run import MAX_NODES, FirstRecords, NodeSeries, RunData
+from paceline.report.run_summary import goodput_parts, reliability_rows
 from paceline.report.series import time_weighted_mean
 from paceline.report.text import clean_text, finite_or_none
 
@@ -153,50 +150,22 @@ def reliability_section(run: RunData) -> PageSection:
     result = run.result
     blocks: list[Block] = []
     if result is not None and result.goodput is not None and result.goodput.wall_s > 0:
-        blocks.append(_goodput_bar(result.goodput))
+        goodput = result.goodput
+        title = (
+            f"Goodput over {count(goodput.starts, 'start')}: "
+            f"{seconds(goodput.useful_s)} of {seconds(goodput.wall_s)} were steps that count"
+        )
+        note = f"goodput {share(goodput.share)}"
+        blocks.append(cells.time_bar(title, goodput_parts(goodput), goodput.wall_s, note=note))
     else:
         blocks.append(cells.missing_paragraph("Goodput is unknown: the run has not finished, or did not record it."))
-    if result is not None and result.checkpoints is not None:
-        blocks.append(KeyValueList(_checkpoint_rows(result.checkpoints), "Checkpoints"))
+    if result is not None:
+        blocks.append(KeyValueList([*reliability_rows(result)]))
     if run.attempts.rows:
         blocks.append(_attempt_table(run.attempts))
     return PageSection(
         "upkeep", "Reliability", [*blocks, _warning_table(run.warnings), *_bad_image_tables(run.bad_images)]
     )
-
-
-def _goodput_bar(goodput: GoodputResult) -> StackedBar:
-    parts = (
-        ("useful", goodput.useful_s, "c-useful"),
-        ("start-up", goodput.startup_s, "c-start-up"),
-        (display_name("data_wait"), goodput.data_wait_s, "c-data-wait"),
-        (display_name("evaluate"), goodput.eval_s, "c-evaluate"),
-        (display_name("checkpoint"), goodput.checkpoint_s, "c-checkpoint"),
-        ("repeated steps", goodput.rework_s, "c-rework"),
-        ("down", goodput.down_s, "c-down"),
-        ("other", goodput.other_s, "c-other"),
-    )
-    starts = "one start" if goodput.starts == 1 else f"{goodput.starts} starts"
-    return StackedBar(
-        f"Goodput over {starts}: {seconds(goodput.useful_s)} of {seconds(goodput.wall_s)} were steps that count",
-        [
-            BarSegment(name, each_s / goodput.wall_s, seconds(each_s), colour)
-            for name, each_s, colour in parts
-            if each_s > 0
-        ],
-        ["0 s", seconds(goodput.wall_s / 2), seconds(goodput.wall_s)],
-        f"goodput {share(goodput.share)}",
-    )
-
-
-def _checkpoint_rows(result: CheckpointResult) -> list[tuple[str, TableCell]]:
-    rows = [("saved", cells.count_cell(result.saved))]
-    rows += [("failed", cells.count_cell(result.failed))] if result.failed else []
-    if result.saved:
-        rows.append(("size of one", TableCell(size(result.bytes), result.bytes)))
-        rows.append(("training stalled for", cells.seconds_cell(result.stall_s)))
-        rows.append(("written to disk after", cells.seconds_cell(result.write_s)))
-    return rows
 
 
 def _attempt_table(events: FirstRecords) -> Table:

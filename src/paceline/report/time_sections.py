@@ -15,17 +15,16 @@ from paceline.core.results import (
 from paceline.core.units import count, flops, milliseconds, number, seconds, share, size
 from paceline.report import cells
 from paceline.report.document import (
-    BarSegment,
     Block,
     KeyValueList,
     PageSection,
     Paragraph,
-    StackedBar,
     Table,
     TableCell,
     TableColumn,
 )
 from paceline.report.read_run import RunData
+from paceline.report.run_summary import wall_clock_parts
 from paceline.report.text import clean_text, finite_or_none
 
 _UNFINISHED_NOTE = "The run has not finished: its time is attributed at its end."
@@ -42,10 +41,22 @@ _SHARE_LABELS: Final = {"mfu": "share of the peak (MFU)", "roofline_share": "sha
 
 def time_section(run: RunData) -> PageSection:
     """Return the breakdown of the wall clock, and the stages of a step."""
-    result = run.result
+    result, title = run.result, "Where the time went"
     if result is None:
-        return PageSection("time", "Where the time went", [cells.missing_paragraph(_UNFINISHED_NOTE)])
-    return PageSection("time", "Where the time went", [*_wall_clock_blocks(result), *_stage_blocks(result)])
+        return PageSection("time", title, [cells.missing_paragraph(_UNFINISHED_NOTE)])
+    account = result.account
+    if account is None or account.wall_s <= 0:
+        note = cells.missing_paragraph("The wall clock is not attributed: measure.clock is off.")
+        return PageSection("time", title, [note])
+    blocks = _wall_clock_blocks(result, account)
+    if table := stage_table(result):
+        step_s = _step_seconds(result, account.counted_steps)
+        stages = {key: stage.host_s / account.counted_steps for key, stage in result.stages.items()}
+        parts = stages | {"residual": step_s - sum(stages.values())}
+        blocks += [cells.time_bar("One step of rank 0", parts, step_s, has_legend=False), table]
+    else:
+        blocks.append(cells.missing_paragraph("No step was counted: all steps were warm-up."))
+    return PageSection("time", title, [*blocks, *_host_to_device_blocks(result.host_to_device)])
 
 
 def loader_section(run: RunData) -> PageSection:
@@ -59,104 +70,68 @@ def loader_section(run: RunData) -> PageSection:
     return PageSection("loader", "Data loading", _loader_blocks(result.loader))
 
 
-def _wall_clock_blocks(result: RunResult) -> list[Block]:
-    account = result.account
-    if account is None or account.wall_s <= 0:
-        return [_no_account_note(result), _phase_times(result)]
-    pieces = _wall_clock_parts(account, result)
-    bar = StackedBar(
-        f"One process of rank 0, {seconds(account.wall_s)} from its start to its end",
-        [
-            BarSegment(
-                cells.stage_label(key), max(0.0, each_s) / account.wall_s, seconds(each_s), cells.stage_colour(key)
-            )
-            for key, each_s in pieces
-            if each_s > 0
-        ],
-        ["0 s", seconds(account.wall_s / 2), seconds(account.wall_s)],
-        f"attributed {share(account.explained)}",
-    )
-    return [bar, _wall_clock_table(account)]
-
-
-def _wall_clock_parts(account: AccountResult, result: RunResult) -> list[tuple[str, float]]:
+def _wall_clock_blocks(result: RunResult, account: AccountResult) -> list[Block]:
     # In chronological order.
-    stages = [(name, stage.host_s) for name, stage in result.stages.items()]
-    before = [("start_up", account.start_up_s), ("compile", account.compile_s), ("warmup", account.warmup_s)]
-    after = [("finish", account.finish_s), ("closing", account.closing_s), ("residual", account.residual_s)]
-    return [*before, *stages, *account.pauses.items(), *after]
-
-
-def _wall_clock_table(account: AccountResult) -> Table:
-    pieces = [("start_up", account.start_up_s), ("compile", account.compile_s), ("warmup", account.warmup_s)]
-    pieces += [("stages", account.stages_s), *account.pauses.items()]
-    pieces += [("finish", account.finish_s), ("closing", account.closing_s), ("residual", account.residual_s)]
-    shown = [(key, each_s) for key, each_s in pieces if each_s or key in ("stages", "residual")]
-    rows = [_part_row(key, each_s, account) for key, each_s in shown]
-    total = [TableCell("wall clock"), cells.seconds_cell(account.wall_s), cells.share_cell(1.0)]
-    columns = [TableColumn("part", is_number=False), TableColumn("time"), TableColumn("share of the wall clock")]
-    return Table("The whole process", columns, [*rows, total], has_sum=True)
-
-
-def _part_row(key: str, each_s: float, account: AccountResult) -> list[TableCell]:
-    name = f"stages of {count(account.counted_steps, 'step')}" if key == "stages" else cells.stage_label(key)
-    swatch = "c-stages" if key == "stages" else cells.stage_colour(key)
-    return [
-        TableCell(name, swatch=swatch),
-        cells.seconds_cell(each_s),
-        cells.share_cell(each_s / account.wall_s, bar=True),
-    ]
-
-
-def _no_account_note(result: RunResult) -> Paragraph:
-    why = (
-        f"the result has schema version {result.schema_version}, which recorded no attribution"
-        if result.stages
-        else "clock off"
-    )
-    return cells.missing_paragraph(f"The wall clock is not attributed: {why}.")
-
-
-def _phase_times(result: RunResult) -> KeyValueList:
-    times = result.time
-    rows = [("wall clock", times.wall_s), ("start-up", times.startup_s), ("training", times.train_s)]
-    rows += [(cells.stage_label("evaluate"), times.eval_s), (cells.stage_label("checkpoint"), times.checkpoint_s)]
-    return KeyValueList([(name, cells.seconds_cell(each_s)) for name, each_s in rows])
-
-
-def _stage_blocks(result: RunResult) -> list[Block]:
-    stages = result.stages
-    shares = sum(stage.share for stage in stages.values())
-    if not stages or shares <= 0:
-        return [cells.missing_paragraph("No step was counted: measure.clock is off, or all steps were warm-up.")]
-    # The result has no wall clock of the counted steps: it follows from the shares.
-    wall_s = sum(stage.host_s for stage in stages.values()) / shares
-    steps = result.account.counted_steps if result.account is not None else 0
-    each = f", {milliseconds(wall_s / steps)}: the mean of {count(steps, 'counted step')}" if steps else ""
-    drawn = [(key, stage.host_s / wall_s, stage.host_s) for key, stage in stages.items()]
-    drawn.append(("residual", 1 - shares, (1 - shares) * wall_s))
-    bar = StackedBar(
-        f"One step of rank 0{each}",
+    parts = wall_clock_parts(account)
+    stages = {key: stage.host_s for key, stage in result.stages.items()}
+    drawn: dict[str, float] = {}
+    for key, each_s in parts.items():
+        drawn |= stages if key == "stages" else {key: each_s}
+    title = f"One process of rank 0, {seconds(account.wall_s)} from its start to its end"
+    bar = cells.time_bar(title, drawn, account.wall_s, note=f"attributed {share(account.explained)}")
+    rows = [
         [
-            BarSegment(
-                cells.stage_label(key),
-                each_share,
-                milliseconds(each_s / steps) if steps else share(each_share),
-                cells.stage_colour(key),
-            )
-            for key, each_share, each_s in drawn
-            if each_share > 0
-        ],
-        [milliseconds(fraction * wall_s / steps) for fraction in (0.0, 0.5, 1.0)]
-        if steps
-        else ["0 %", "50 %", "100 %"],
-        has_legend=False,
-    )
-    return [bar, _stage_table(result, wall_s, steps), *_host_to_device_blocks(result.host_to_device)]
+            TableCell(
+                f"stages of {count(account.counted_steps, 'step')}" if key == "stages" else cells.stage_label(key),
+                swatch=cells.stage_colour(key),
+            ),
+            cells.seconds_cell(each_s),
+            cells.share_cell(each_s / account.wall_s, bar=True),
+        ]
+        for key, each_s in parts.items()
+        if each_s or key in ("stages", "residual")
+    ]
+    total = [TableCell("wall clock"), cells.seconds_cell(account.wall_s), cells.share_cell(1.0)]
+    columns = cells.table_columns(["part"], ["time", "share of the wall clock"])
+    return [bar, Table("The whole process", columns, [*rows, total], has_sum=True)]
+
+
+def _step_seconds(result: RunResult, num_steps: int) -> float:
+    # The result has no wall clock of the counted steps: it follows from the shares.
+    stages = result.stages.values()
+    return sum(stage.host_s for stage in stages) / sum(stage.share for stage in stages) / num_steps
+
+
+def stage_table(result: RunResult, whose: str = "rank 0") -> Table | None:
+    """Return the stages of a mean step, the longest first; None if no step was counted.
+
+    Device times are shown only if they differ from those of the host.
+    """
+    stages, num_steps = result.stages, result.account.counted_steps if result.account is not None else 0
+    covered = sum(stage.share for stage in stages.values())
+    if not num_steps or covered <= 0:
+        return None
+    step_s = _step_seconds(result, num_steps)
+    has_device = any(stage.device_s != stage.host_s for stage in stages.values())
+    timed = [(key, stage.host_s, stage.device_s, stage.share) for key, stage in stages.items()]
+    timed.sort(key=lambda each: -each[1])
+    rest = ("residual", (1 - covered) * step_s * num_steps, None, 1 - covered)
+    rows = [
+        [
+            TableCell(cells.stage_label(key), swatch=cells.stage_colour(key)),
+            cells.milliseconds_cell(host_s / num_steps),
+            cells.share_cell(each_share, bar=True),
+            cells.seconds_cell(host_s),
+            *([cells.seconds_cell(device_s)] if has_device else []),
+        ]
+        for key, host_s, device_s, each_share in [*timed, rest]
+    ]
+    titles = ["per step", "share of a step", "in all", *(["on the device"] if has_device else [])]
+    title = f"A step of {milliseconds(step_s)}: the mean of {count(num_steps, 'counted step')} of {whose}"
+    return Table(title, cells.table_columns(["stage"], titles), rows)
 
 
 def _host_to_device_blocks(copy: HostToDeviceResult | None) -> list[Block]:
-    # Results of older versions have no copies.
     if copy is None:
         return []
     rows = [("from the host", cells.text_cell(copy))]
@@ -168,23 +143,6 @@ def _host_to_device_blocks(copy: HostToDeviceResult | None) -> list[Block]:
         ]
         rows.append(("rate", rate))
     return [KeyValueList(rows, "Host-to-device copies")]
-
-
-def _stage_table(result: RunResult, wall_s: float, steps: int) -> Table:
-    # Device times are shown only if they differ from host times.
-    has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
-    titles = ["host", *(["device"] if has_device else []), *(["host per step"] if steps else []), "share of a step"]
-    covered = sum(stage.share for stage in result.stages.values())
-    timed = [(key, stage.host_s, stage.device_s, stage.share) for key, stage in result.stages.items()]
-    rows = []
-    for key, host_s, device_s, each_share in [*timed, ("residual", (1 - covered) * wall_s, None, 1 - covered)]:
-        device = [TableCell("") if device_s is None else cells.seconds_cell(device_s)] if has_device else []
-        per_step = [cells.milliseconds_cell(host_s / steps)] if steps else []
-        name = TableCell(cells.stage_label(key), swatch=cells.stage_colour(key))
-        rows.append([name, cells.seconds_cell(host_s), *device, *per_step, cells.share_cell(each_share, bar=True)])
-    return Table(
-        "Stages of the counted steps", [TableColumn("stage", is_number=False), *map(TableColumn, titles)], rows
-    )
 
 
 def _explain_no_loader(run: RunData) -> str:

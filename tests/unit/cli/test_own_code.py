@@ -13,11 +13,11 @@ from paceline.cli.data_source import read_source
 from paceline.cli.options import RecipesOptions
 from paceline.cli.recipes import recipes
 from paceline.core.errors import RecipeError
-from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
 from paceline.lab.ladder_file import load_ladder
-from paceline.recipe.load import load
 from paceline.recipe.schema.source import Folder
+from paceline.report.read_run import RunData
+from paceline.report.run_page import run_status
 
 MADE = Path(__file__).parents[1] / "report" / "compare" / "made.py"
 NAMES = """\
@@ -158,15 +158,11 @@ def test_a_frozen_recipe_carries_the_consent_of_the_command_line_into_its_job(le
 
 
 def test_the_resume_hint_has_the_flag_if_the_run_names_code(left) -> None:
-    from paceline.cli.tables import _checkpoint_rows
-
     result = RunDir(Path("run")).read_result().model_copy(update={"status": "preempted"})
-    assert isinstance(result, RunResult)
-    named, plain = (
-        dict(_checkpoint_rows(result, RunDir(Path("a b")), load(name).recipe)) for name in ("r.yaml", "digits")
-    )
-    assert named["resume with"] == "paceline train 'a b' --resume --own-code"
-    assert plain["resume with"] == "paceline train 'a b' --resume"
+    named = result.model_copy(update={"provenance": {"own_parts": {"leaving:Net": {}}}})
+    texts = [run_status(RunData(Path("a b"), result=each))[0] for each in (named, result)]
+    assert texts[0].endswith("resume with paceline train 'a b' --resume --own-code")
+    assert texts[1].endswith("resume with paceline train 'a b' --resume")
 
 
 def test_a_rung_on_the_command_line_is_no_files(left) -> None:

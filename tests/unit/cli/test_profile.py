@@ -72,6 +72,10 @@ COST = {
 }
 
 
+ACCOUNT = {"wall_s": 4.0, "start_up_s": 1.0, "compile_s": 0.0, "warmup_s": 2.2, "stages_s": 0.76, "counted_steps": 40,
+           "pauses": {}, "finish_s": 0.0, "residual_s": 0.04, "explained": 0.99}  # fmt: skip
+
+
 def result(images_per_s: float = 1000.0, **more: object) -> RunResult:
     values = {
         "status": "completed",
@@ -87,6 +91,7 @@ def result(images_per_s: float = 1000.0, **more: object) -> RunResult:
         ),
         "time": TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0, checkpoint_s=0, to_target_s=None),
         "stages": STAGES,
+        "account": ACCOUNT,
         "loader": LOADER,
         "verdict": {
             "bottleneck": "input-bound",
@@ -136,21 +141,21 @@ def seen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 def test_stages_are_printed_per_step_with_the_residual(seen) -> None:
     """0.8 s of 40 steps: the stages share 95 % of it."""
     shown = seen(profile())
-    assert "a step: 20 ms (mean of 40 steps, rank 0)" in shown
+    assert "A step of 20 ms: the mean of 40 counted steps of rank 0" in shown
     rows = [line for line in shown if line.startswith(("backward", "data wait", "forward", "not attributed"))]
     assert rows == [
-        "backward | 10.00 | 50.0 %",
-        "data wait | 5.00 | 25.0 %",
-        "forward | 4.00 | 20.0 %",
-        "not attributed | 1.00 | 5.0 %",
+        "backward | 10 ms | 50.0 % | 400 ms",
+        "data wait | 5 ms | 25.0 % | 200 ms",
+        "forward | 4 ms | 20.0 % | 160 ms",
+        "not attributed | 1.00 ms | 5.0 % | 40.0 ms",
     ]
 
 
 def test_device_time_is_printed_if_it_differs(seen) -> None:
     stages = {**STAGES, "forward": StageResult(host_s=0.16, device_s=0.3, share=0.2)}
     shown = seen(profile(result=result(stages=stages)))
-    assert "stage | ms | ms of the device | share" in shown
-    assert "forward | 4.00 | 7.50 | 20.0 %" in shown
+    assert "stage | per step | share of a step | in all | on the device" in shown
+    assert "forward | 4 ms | 20.0 % | 160 ms | 300 ms" in shown
 
 
 def test_the_loader_is_shown_by_batch_and_by_image(seen) -> None:

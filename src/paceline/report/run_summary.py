@@ -1,0 +1,182 @@
+"""Describe the outcome of a run or of an evaluation: its key figures, and facts below them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from paceline.core.results import (
+    AccountResult,
+    CheckpointResult,
+    ClassCount,
+    EvalReport,
+    EvalResult,
+    GoodputResult,
+    RunResult,
+    worst_classes,
+)
+from paceline.core.run_dir import RunDir, checkpoint_name
+from paceline.core.units import accuracy, count, seconds, share, size
+from paceline.report import cells
+from paceline.report.document import KeyFigure, TableCell
+from paceline.report.text import clean_text
+
+_NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
+_NUM_WORST_CLASSES: Final = 3
+# CPU share of other processes from which it is named for a run that was not starved: speed-ups of a few percent would
+# drown in it.
+_MIN_CPU_LOSS_SHARE: Final = 0.02
+# Share of the wall clock from which a part is named.
+_MIN_TIME_SHARE: Final = 0.002
+
+
+def evaluation_figures(report: EvalReport) -> Iterator[KeyFigure]:
+    """Yield the accuracies of raw weights, averaged weights and training images."""
+    yield KeyFigure("top-1", cells.accuracy_cell(report.val.top1), _describe_evaluation(report.val))
+    if report.ema is not None:
+        yield KeyFigure("averaged weights", cells.accuracy_cell(report.ema.top1), _describe_evaluation(report.ema))
+    if report.train is not None and report.gap is not None:
+        note = f"a gap of {100 * report.gap:+.2f} points, {count(report.train.images, 'image')}"
+        yield KeyFigure("on training images", cells.accuracy_cell(report.train.top1), note)
+
+
+def _describe_evaluation(result: EvalResult) -> str:
+    parts = [f"top-5 {accuracy(result.top5)}", f"loss {result.loss:,.4f}"]
+    if result.mean_class_accuracy is not None and abs(result.mean_class_accuracy - result.top1) >= 5e-5:
+        parts.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
+    if result.ece is not None:
+        parts.append(f"calibration error {result.ece:.4f}")
+    return ", ".join([*parts, count(result.images, "image")])
+
+
+def worst_classes_rows(classes: Iterable[ClassCount]) -> Iterator[tuple[str, TableCell]]:
+    """Yield the classes of the lowest accuracy, of more than two."""
+    classes = list(classes)
+    mistaken = worst_classes(classes, _NUM_WORST_CLASSES) if len(classes) > 2 else []
+    if mistaken:
+        texts = (f"{clean_text(each.name, 60)}: {accuracy(each.accuracy)} of {each.images:,}" for each in mistaken)
+        yield "worst classes", TableCell(", ".join(texts))
+
+
+def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
+    """Yield the key figures of the run in `rundir`: accuracy, images/s and time."""
+    if result.eval is None:
+        why = "not evaluated: the recipe has train.eval_every=off, or the run ended before the first"
+        yield KeyFigure("top-1", _NOT_MEASURED, why)
+    else:
+        raw, *others = evaluation_figures(EvalReport(val=result.eval, ema=result.ema, train=result.train_eval))
+        averaged = [each for each in others if result.ema is not None][:1]
+        yield from [raw, *averaged, *_best_figure(result, result.ema or result.eval, rundir), *others[len(averaged) :]]
+    rates = result.throughput
+    if rates.n:
+        low, high = map(cells.format_rate, rates.spread)
+        without = f"without {seconds(rates.excluded_s)} of warm-up and pauses"
+        note = f"{low} to {high} over {count(rates.n, 'window')}, {without}"
+        yield KeyFigure("images/s", cells.rate_cell(rates.images_per_s), note)
+    else:
+        why = "not measured: no step after the measurement warm-up was counted"
+        yield KeyFigure("images/s", _NOT_MEASURED, why)
+    times = result.time
+    parts = [f"target reached after {seconds(times.to_target_s)}"] if times.to_target_s is not None else []
+    if result.account is None:
+        phases = {"start_up": times.startup_s, "evaluate": times.eval_s, "checkpoint": times.checkpoint_s}
+        parts += (f"{cells.stage_label(key)} {seconds(each_s)}" for key, each_s in phases.items())
+    else:
+        parts += name_times(wall_clock_parts(result.account), result.account.wall_s)
+    yield KeyFigure("wall clock", cells.seconds_cell(times.wall_s), ", ".join(parts))
+    if result.account is not None:
+        residual = f"{seconds(abs(result.account.residual_s))} of the wall clock are not attributed"
+        yield KeyFigure("attributed", cells.share_cell(result.account.explained), residual)
+
+
+def _best_figure(result: RunResult, last: EvalResult, rundir: Path) -> Iterator[KeyFigure]:
+    best, step = result.best, result.best_step
+    if best is None or best.top1 <= last.top1:
+        return
+    if step is None:
+        yield KeyFigure("best top-1", cells.accuracy_cell(best.top1))
+        return
+    epoch = "" if result.best_epoch is None else f", epoch {round(result.best_epoch, 2):g}"
+    is_kept = (RunDir(rundir).checkpoints / checkpoint_name(step)).is_dir()
+    note = f"at step {step:,}{epoch}, {'--checkpoint best' if is_kept else 'not kept'}"
+    yield KeyFigure("best top-1", cells.accuracy_cell(best.top1), note)
+
+
+def wall_clock_parts(account: AccountResult) -> dict[str, float]:
+    """Return the seconds of each part of the process; `stages` are those of all counted steps."""
+    return {
+        "start_up": account.start_up_s,
+        "compile": account.compile_s,
+        "warmup": account.warmup_s,
+        "stages": account.stages_s,
+        **account.pauses,
+        "finish": account.finish_s,
+        "closing": account.closing_s,
+        "residual": account.residual_s,
+    }
+
+
+def name_times(parts: Mapping[str, float], wall_s: float) -> list[str]:
+    """Return `start-up 4.10 s` for each part that matters in `wall_s` seconds."""
+    shown = {key: each_s for key, each_s in parts.items() if abs(each_s) >= _MIN_TIME_SHARE * wall_s}
+    return [
+        f"{'steps' if key == 'stages' else cells.stage_label(key)} {seconds(each_s)}" for key, each_s in shown.items()
+    ]
+
+
+def training_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
+    """Yield what was trained, and which weights came out."""
+    amounts = (
+        count(result.steps, "step"),
+        count(result.images_seen, "image"),
+        count(round(result.epochs, 2), "epoch"),
+        count(result.world_size, "rank"),
+    )
+    yield "trained", TableCell(", ".join(amounts), result.steps)
+    if result.skipped_steps:
+        skipped = f"{count(result.skipped_steps, 'step')}, whose gradient was NaN, infinite or overflowed"
+        yield "skipped", TableCell(skipped, result.skipped_steps)
+    yield "learning rate", cells.text_cell(result.lr, 300)
+    yield "weights", TableCell(f"sha256 {clean_text(result.weights_sha256[:16])}")
+
+
+def reliability_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
+    """Yield goodput, checkpoints and the CPU time of other programs, as far as they were measured."""
+    if result.goodput is not None and result.goodput.wall_s:
+        yield "goodput", TableCell(describe_goodput(result.goodput), result.goodput.share)
+    if result.checkpoints is not None and (result.checkpoints.saved or result.checkpoints.failed):
+        yield "checkpoints", TableCell(describe_checkpoints(result.checkpoints), result.checkpoints.saved)
+    if result.cpu is not None and result.starved is None and result.cpu.share >= _MIN_CPU_LOSS_SHARE:
+        text = f"used the cores for {share(result.cpu.share)} of the time that training could have run"
+        yield "other programs", TableCell(text, result.cpu.share)
+
+
+def goodput_parts(goodput: GoodputResult) -> dict[str, float]:
+    """Return the seconds of each part of the time since the first start."""
+    return {
+        "useful": goodput.useful_s,
+        "start_up": goodput.startup_s,
+        "data_wait": goodput.data_wait_s,
+        "evaluate": goodput.eval_s,
+        "checkpoint": goodput.checkpoint_s,
+        "rework": goodput.rework_s,
+        "down": goodput.down_s,
+        "other": goodput.other_s,
+    }
+
+
+def describe_goodput(goodput: GoodputResult) -> str:
+    """Return `97.1 % of 12:30 min over 2 starts; start-up 4.10 s`, with the losses that matter."""
+    losses = {key: each_s for key, each_s in goodput_parts(goodput).items() if key != "useful"}
+    over = f" over {count(goodput.starts, 'start')}" if goodput.starts > 1 else ""
+    whole = f"{share(goodput.share)} of {seconds(goodput.wall_s)}{over}"
+    return "; ".join(filter(None, [whole, ", ".join(name_times(losses, goodput.wall_s))]))
+
+
+def describe_checkpoints(saving: CheckpointResult) -> str:
+    """Return `12 saved, 307 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s); 1 failed`."""
+    text = f"{saving.saved:,} saved"
+    if saving.saved:
+        speed = f" ({size(saving.bytes / saving.write_s)}/s)" if saving.write_s else ""
+        stall = f"training stood still for {seconds(saving.stall_s)}, on disk after {seconds(saving.write_s)}{speed}"
+        text += f", {size(saving.bytes)} each: {stall}"
+    return f"{text}; {saving.failed:,} failed" if saving.failed else text
