@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -144,7 +144,7 @@ def build_ladder_request(options: LadderOptions) -> LadderRequest:
     steps = options.steps or chosen.steps
     measured = apply_patch(base, build_measurement_patch(base, steps, overrides, lr_share=REDUCED_LR_SHARE))
     return LadderRequest(
-        ladder=chosen if recipe is None else replace(chosen, recipe=recipe),
+        ladder=chosen if recipe is None else chosen.model_copy(update={"recipe": recipe}),
         loaded=loaded,
         recipe=measured,
         repeats=options.repeats or chosen.repeats,

@@ -288,7 +288,7 @@ def _prepare_ladder(request: SubmitRequest, shape: JobShape, *, array: bool) -> 
     ladder, loaded, name = ladder_request.ladder, ladder_request.loaded, args.ladder or AUTO_LADDER
     is_frozen = not _is_preset(ladder.recipe)
     recipe = str(find_recipe(ladder.recipe).absolute()) if is_frozen else ladder.recipe
-    text = "" if name in list_ladders() else dump_ladder(replace(ladder, recipe=recipe))
+    text = "" if name in list_ladders() else dump_ladder(ladder.model_copy(update={"recipe": recipe}))
     if is_frozen or text:
         overrides = (word for word in request.args if "=" in word and not word.startswith("recipe="))
         request = replace(request, args=(name, ladder.recipe, *overrides), options=_without_recipe(request.options))

@@ -110,16 +110,15 @@ class DatasetStats:
             "bad": self.num_bad,
             "formats": dict(self.formats),
             "bytes": round(self.total_bytes),
-            **{name.replace(" ", "_"): values for name, values in self._named_percentiles().items()},
+            **{
+                side.replace(" ", "_"): dict(zip(("min", "p10", "p50", "p90", "max"), values, strict=True))
+                for side, values in self.percentiles.items()
+            },
             "pack": dict(self.pack_kinds),
             "mean": self.info.mean,
             "std": self.info.std,
             "notes": list(self.info.notes),
         }
-
-    def _named_percentiles(self) -> dict[str, dict[str, int]]:
-        names = ("min", "p10", "p50", "p90", "max")
-        return {side: dict(zip(names, values, strict=True)) for side, values in self.percentiles.items()}
 
 
 def inspect_source(
@@ -140,10 +139,7 @@ def inspect_source(
         case PackSource():
             return _inspect_pack(source, limit, progress)
     chosen = spread_indices(len(source), limit)
-    seen = _HeaderScan()
-    for done, index in enumerate(chosen.tolist()):
-        seen.add(source, index)
-        progress(done + 1, len(chosen))
+    seen = _scan_headers(source, chosen, progress)
     counts = count_classes(source, seen.labels)
     forms = dict(seen.formats.most_common())
     return DatasetStats(source.info, counts, len(chosen), forms, seen.all_sizes, seen.num_bytes, seen.num_bad)
@@ -152,24 +148,23 @@ def inspect_source(
 def _inspect_pack(source: PackSource, limit: int | None, progress: Callable[[int, int], None]) -> DatasetStats:
     # The index has sizes and bytes of all images; only the formats of files stored whole must be read.
     stored_whole = np.flatnonzero(source.kinds == KIND_FILE)
-    chosen = stored_whole[spread_indices(len(stored_whole), limit)]
-    seen = _HeaderScan()
-    for done, index in enumerate(chosen.tolist()):
-        seen.add(source, index)
-        progress(done + 1, len(chosen))
+    seen = _scan_headers(source, stored_whole[spread_indices(len(stored_whole), limit)], progress)
     kinds = {name: int((source.kinds == kind).sum()) for kind, name in _PACK_KIND_NAMES.items()}
     sizes = np.stack([source.heights, source.widths], axis=1).astype(np.int64)
-    num_bytes = int(source.locate(np.arange(len(source), dtype=np.int64))[2].sum())
     return DatasetStats(
         source.info,
         count_classes(source),
         len(source),
         dict(seen.formats.most_common()),
         sizes[sizes.min(1) > 0],
-        num_bytes,
+        _sum_pack_bytes(source),
         seen.num_bad,
         {name: number for name, number in kinds.items() if number},
     )
+
+
+def _sum_pack_bytes(source: PackSource) -> int:
+    return int(source.locate(np.arange(len(source), dtype=np.int64))[2].sum())
 
 
 def spread_indices(num_images: int, limit: int | None) -> NDArray[np.int64]:
@@ -186,7 +181,7 @@ def estimate_source_bytes(source: Source) -> float | None:
         case ArraySource(images=images):
             return images.nbytes
         case PackSource():
-            return int(source.locate(np.arange(len(source), dtype=np.int64))[2].sum())
+            return _sum_pack_bytes(source)
         case ImageFileSource():
             chosen = spread_indices(len(source), _MAX_STAT_CALLS)
             return sum(_stat_bytes(source.get_path(index)) for index in chosen.tolist()) / len(chosen) * len(source)
@@ -225,19 +220,23 @@ class _HeaderScan:
         """Sizes, int64 [K, 2]."""
         return np.array(self.sizes, dtype=np.int64).reshape(-1, 2)
 
-    def add(self, source: Source, index: int) -> None:
-        """Inspect one image."""
+
+def _scan_headers(source: Source, indices: NDArray[np.int64], progress: Callable[[int, int], None]) -> _HeaderScan:
+    scan = _HeaderScan()
+    for done, index in enumerate(indices.tolist(), start=1):
         try:
             content, label = source.read(index)
-            self.labels.append(label)
-            self.num_bytes += len(content) if isinstance(content, bytes) else content.nbytes
-            if not isinstance(content, bytes):
-                self.formats[PIXELS_FORMAT] += 1
-                self.sizes.append((content.shape[0], content.shape[1]))
-                return
-            header = read_image_header(content, name=source.name_of(index))
+            scan.labels.append(label)
+            if isinstance(content, bytes):
+                scan.num_bytes += len(content)
+                header = read_image_header(content, name=source.name_of(index))
+                scan.formats[header.format] += 1
+                scan.sizes.append((header.height, header.width))
+            else:
+                scan.num_bytes += content.nbytes
+                scan.formats[PIXELS_FORMAT] += 1
+                scan.sizes.append((content.shape[0], content.shape[1]))
         except DataError:
-            self.num_bad += 1
-            return
-        self.formats[header.format] += 1
-        self.sizes.append((header.height, header.width))
+            scan.num_bad += 1
+        progress(done, len(indices))
+    return scan

@@ -1,6 +1,5 @@
 """Read and write ladders: YAML files of settings that are applied cumulatively."""
 
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -70,7 +69,7 @@ class Rung(Section):
 
 
 class _LadderFile(Section):
-    """Content of a ladder file."""
+    """Content of a ladder file; each rung has `repeats` pairs of runs."""
 
     recipe: str
     """Preset, recipe file or run directory that the rungs vary."""
@@ -94,22 +93,16 @@ class _LadderFile(Section):
         return self
 
 
-@dataclass(frozen=True)
-class Ladder:
-    """A ladder: its `name` and `summary`, the `recipe` it varies, and its rungs from the first up.
-
-    Each run has `warmup_steps` (None: the recipe's) and then `steps` measured steps; each rung has `repeats` pairs of
-    runs. With `is_open_ended`, rungs are added above the last one.
-    """
+class Ladder(_LadderFile):
+    """A ladder file, with the name and summary of the ladder."""
 
     name: str
-    summary: str
-    recipe: str
-    steps: int
-    warmup_steps: int | None
-    repeats: int
-    rungs: tuple[Rung, ...]
-    is_open_ended: bool
+    summary: str = ""
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether rungs are added above the last one."""
+        return self.then == "auto"
 
 
 def require_consent_to_rungs(ladder: Ladder, source: str, *, own_code: bool) -> None:
@@ -131,30 +124,14 @@ def load_ladder(name: str) -> Ladder:
         read = _LadderFile.model_validate(document.values)
     except ValidationError as error:
         raise RecipeError(_explain_error(error, path, document)) from None
-    return Ladder(
-        name=path.stem,
-        summary=_read_summary(path),
-        recipe=_resolve_recipe(read.recipe, path),
-        steps=read.steps,
-        warmup_steps=read.warmup_steps,
-        repeats=read.repeats,
-        rungs=read.rungs,
-        is_open_ended=read.then == "auto",
-    )
+    summary = _read_summary(path)
+    return Ladder(**{**dict(read), "recipe": _resolve_recipe(read.recipe, path)}, name=path.stem, summary=summary)
 
 
 def dump_ladder(ladder: Ladder) -> str:
     """Return a ladder as YAML, from which `load_ladder` reads an equal one."""
-    file = _LadderFile(
-        recipe=ladder.recipe,
-        steps=ladder.steps,
-        warmup_steps=ladder.warmup_steps,
-        repeats=ladder.repeats,
-        rungs=ladder.rungs,
-        then="auto" if ladder.is_open_ended else "stop",
-    )
     summary = f"# {ladder.summary}\n" if ladder.summary else ""
-    return summary + to_yaml_text(file.model_dump(mode="json"))
+    return summary + to_yaml_text(ladder.model_dump(mode="json", exclude={"name", "summary"}))
 
 
 def _find_ladder(name: str) -> Path:

@@ -30,11 +30,8 @@ def merge_patches(recipe: Recipe, below: Patch, added: Patch) -> Patch:
     added = flatten_patch(added)
     for path, name in added.assignments:
         section, _, leaf = path.rpartition(".")
-        if (
-            leaf == "name"
-            and section in _VARIANT_SECTIONS
-            and name != _get_variant_name(apply_patch(recipe, below), section)
-        ):
+        is_variant = leaf == "name" and section in _VARIANT_SECTIONS
+        if is_variant and name != get_setting(apply_patch(recipe, below), path):
             # A patch is one layer of a recipe, in which a field of the previous variant would be an error.
             below = drop_section(below, section)
     overridden = expand_equivalent_paths(path for path, _ in added.assignments)
@@ -74,13 +71,6 @@ def drop_section(patch: Patch, section: str) -> Patch:
 def build_source_patch(source: Pack | Lmdb) -> Patch:
     """Return the patch that selects `source`."""
     return Patch(((f"{SOURCE_SECTION}.name", source.name), (f"{SOURCE_SECTION}.root", source.root)))
-
-
-def _get_variant_name(recipe: Recipe, section: str) -> str:
-    value: Any = recipe
-    for name in section.split("."):
-        value = getattr(value, name)
-    return str(value.name)
 
 
 def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_share: float = TINY_LR_SHARE) -> Patch:

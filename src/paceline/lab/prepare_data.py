@@ -67,7 +67,11 @@ def prepare_data(
     """
     skip_bad = data.on_bad_image == "skip"
     datasets = build_datasets(data.source, may_download=True, skip_bad=skip_bad)
-    _check_form(form, data, datasets)
+    if isinstance(datasets.train, ArraySource):
+        raise RecipeError(
+            f"data.source.name: {data.source.name} is held in memory as pixels, so a ladder cannot convert it to "
+            f"{form} (use a folder of image files)"
+        )
     out = folder.absolute() / _FILE_NAMES[form]
     section = Lmdb(root=str(out)) if form == "lmdb" else Pack(root=str(out))
     digest = digest_datasets(datasets)
@@ -82,46 +86,18 @@ def prepare_data(
         _remove_existing(out)
         _check_disk_space(datasets, folder)
         start_s = now()
-        _write_data(form, datasets, out, progress, skip_bad=skip_bad, workers=workers)
+        if form == "lmdb":
+            write_lmdb(datasets, out, progress, skip_bad=skip_bad, workers=workers)
+        else:
+            short_side = _SHORT_SIDE if form == "pack-256" else None
+            options = PackOptions(resize=short_side, quality=_QUALITY, skip_bad=skip_bad)
+            write_pack(datasets, out, options, progress, workers)
         prepared = PreparedData(section, now() - start_s, _measure_bytes(out))
-        record = {
-            "made_from": digest,
-            "digest": _compute_digest(section),
-            "seconds": prepared.seconds,
-            "bytes": prepared.num_bytes,
-        }
+        digests = {"made_from": digest, "digest": _compute_digest(section)}
+        record = {**digests, "seconds": prepared.seconds, "bytes": prepared.num_bytes}
         # The record comes last: data without it is incomplete.
         write_atomic(_get_record_path(out), json.dumps(record) + "\n")
         return prepared
-
-
-def _write_data(
-    form: DataForm,
-    datasets: Datasets,
-    out: Path,
-    progress: Callable[[int, int], None],
-    *,
-    skip_bad: bool,
-    workers: int,
-) -> None:
-    if form == "lmdb":
-        write_lmdb(datasets, out, progress, skip_bad=skip_bad, workers=workers)
-    else:
-        write_pack(datasets, out, _build_pack_options(form, skip_bad=skip_bad), progress, workers)
-
-
-def _build_pack_options(form: DataForm, *, skip_bad: bool) -> PackOptions:
-    if form == "pack-256":
-        return PackOptions(resize=_SHORT_SIDE, quality=_QUALITY, skip_bad=skip_bad)
-    return PackOptions(skip_bad=skip_bad)
-
-
-def _check_form(form: DataForm, data: Data, datasets: Datasets) -> None:
-    if isinstance(datasets.train, ArraySource):
-        raise RecipeError(
-            f"data.source.name: {data.source.name} is held in memory as pixels, so a ladder cannot convert it to "
-            f"{form} (use a folder of image files)"
-        )
 
 
 def _read_existing(section: Pack | Lmdb, digest: str) -> PreparedData | None:

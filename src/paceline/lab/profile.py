@@ -1,6 +1,6 @@
 """Build a profile from a base run and its probes: throughput, ceilings, efficiency, and `profile.json`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -11,7 +11,8 @@ import torch
 from paceline.core.json_file import read_json
 from paceline.core.results import CPU_STARVED, CommunicationResult, RunResult, starved_note
 from paceline.core.run_dir import RunDir
-from paceline.lab.probes import BASE, BUCKETS, FREE_COMMUNICATION, FREE_COPY, FREE_DATA, FREE_MODEL, TRACE, SkippedProbe
+from paceline.lab.probes import BASE, BUCKETS, TRACE, SkippedProbe
+from paceline.lab.repeat import collect_runs
 from paceline.lab.trial import Trial, TrialOutcome, format_patch
 from paceline.measure.bottleneck import Ceilings
 from paceline.measure.chrome_trace import trace_totals
@@ -145,7 +146,7 @@ class ProbeResult:
     is_inconclusive: bool
 
     @classmethod
-    def from_runs(cls, runs: dict[int, RunResult], base: dict[int, RunResult], trial: Trial) -> "ProbeResult":
+    def from_runs(cls, runs: Mapping[int, RunResult], base: Mapping[int, RunResult], trial: Trial) -> "ProbeResult":
         """Compare runs with those of the base, both by turn, with at least one turn in common."""
         # Compare runs of the same turn only, so that drift of the machine affects both.
         ratios = [
@@ -154,9 +155,10 @@ class ProbeResult:
         ]
         spread = (min(ratios), max(ratios)) if len(ratios) > 1 else None
         rate = ThroughputSummary.from_results([runs[turn] for turn in sorted(runs)])
-        lowest = (
-            spread[0] if spread else _lowest_window_ratio(rate, ThroughputSummary.from_results(list(base.values())))
-        )
+        lowest = spread[0] if spread else 0.0
+        if not spread:
+            highest_base = ThroughputSummary.from_results(list(base.values())).spread[1]
+            lowest = rate.spread[0] / highest_base if highest_base else 0.0
         return cls(trial, rate, median(ratios), spread, is_inconclusive=lowest <= 1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -169,10 +171,6 @@ class ProbeResult:
             "ratio_spread": self.ratio_spread,
             "explains": self.trial.explains,
         }
-
-
-def _lowest_window_ratio(rate: ThroughputSummary, base: ThroughputSummary) -> float:
-    return rate.spread[0] / base.spread[1] if base.spread[1] else 0.0
 
 
 @dataclass(frozen=True)
@@ -243,13 +241,10 @@ def build_profile(
 
     `recipe` is the measured one, `recipe_hash` that of the user's; `left_out` are probes that did not fit.
     """
-    runs: dict[str, dict[int, RunResult]] = {}
-    for outcome in outcomes:
-        if outcome.result is not None:
-            runs.setdefault(outcome.trial.name, {})[outcome.repeat] = outcome.result
+    trials = {outcome.trial.name: outcome.trial for outcome in outcomes}
+    runs = {name: found for name in trials if (found := collect_runs(name, outcomes).results)}
     # Instrumented runs are slower by their instrumentation, so they are no probes.
     base = runs[BASE]
-    trials = {outcome.trial.name: outcome.trial for outcome in outcomes}
     probes = tuple(
         ProbeResult.from_runs(runs[name], base, trial)
         for name, trial in trials.items()
@@ -259,6 +254,7 @@ def build_profile(
     rate = ThroughputSummary.from_results([base[turn] for turn in sorted(base)])
     cost, uncounted = _measure_efficiency(outcomes, recipe, rate)
     starved = starved_note(outcome.result for outcome in outcomes if outcome.result is not None)
+    ratios = {probe.trial.name.replace("-", "_"): probe.ratio for probe in probes}  # fields of `Ceilings`
     instrumented = next((name for name in _INSTRUMENTED_RUNS if name in runs), "")
     merged = merge_bucket_timings(base[1], runs[instrumented][1] if instrumented else None)
     return Profile(
@@ -269,7 +265,7 @@ def build_profile(
         base=rate,
         probes=probes,
         left_out=(*left_out, *failed, *uncounted),
-        ceilings=Ceilings() if starved else _build_ceilings(probes),
+        ceilings=Ceilings(**ratios) if not starved else Ceilings(),
         cost=cost,
         communication=merged,
         timed_run=instrumented if merged and merged.wire_s is not None else "",
@@ -298,13 +294,3 @@ def _measure_efficiency(
     except Exception as error:  # a plugin may raise anything on the meta device
         reason = " ".join(str(error).split())[:160]
         return {}, [SkippedProbe("cost", f"{recipe.model.name} cannot be counted: {type(error).__name__}: {reason}")]
-
-
-def _build_ceilings(probes: Sequence[ProbeResult]) -> Ceilings:
-    ratios = {probe.trial.name: probe.ratio for probe in probes}
-    return Ceilings(
-        free_data=ratios.get(FREE_DATA),
-        free_copy=ratios.get(FREE_COPY),
-        free_communication=ratios.get(FREE_COMMUNICATION),
-        free_model=ratios.get(FREE_MODEL),
-    )

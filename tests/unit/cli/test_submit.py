@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -260,7 +259,7 @@ def test_a_ladder_file_and_its_recipe_are_kept(here: Path, array: bool):
         assert f" -P -m paceline ladder {ladder} {recipe} seed=1 --steps 3 --ranks 1 --run-dir {here}/run" in text
         assert f"\n# ladder own, as submitted, in {ladder.relative_to(here / 'run')}\n" in text
     assert (load(str(recipe)).recipe.optim.lr, load(str(recipe)).recipe.seed) == (0.3, 1)
-    assert load_ladder(str(ladder)) == replace(before, recipe=str(here / "mine.yaml"))
+    assert load_ladder(str(ladder)) == before.model_copy(update={"recipe": str(here / "mine.yaml")})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from paceline.lab.trial import Trial
 
 
 def ladder_of(*rungs: Rung) -> Ladder:
-    return Ladder("own", "", "digits", 4, None, 3, rungs, is_open_ended=False)
+    return Ladder(name="own", recipe="digits", rungs=rungs)
 
 
 def test_each_turn_of_each_rung_is_a_task_on_one_node_those_of_a_turn_together() -> None:

@@ -161,7 +161,7 @@ def climbing(tmp_path):
             **{"spawn": machine.start, **runs},
         )
         return LadderRunner(
-            ladder=Ladder("own", "", "digits", STEPS, None, repeats, tuple(rungs), goes_on),
+            ladder=Ladder(name="own", recipe="digits", rungs=tuple(rungs), then="auto" if goes_on else "stop"),
             recipe=RECIPE,
             runner=runner,
             hardware=here,
