@@ -30,6 +30,7 @@ from paceline.report.document import (
     TableCell,
     TableColumn,
 )
+from paceline.report.experiment_common import drawn_charts
 from paceline.report.series import Point, downsample_points
 
 _NOT_REACHED: Final = TableCell("not reached")
@@ -100,8 +101,8 @@ def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> Re
 def build_curves(groups: NamedRuns, target: float | None, metric: str) -> Iterator[Block]:
     """Yield the charts of runs in named groups, and notes."""
     runs = _choose_drawn_runs(groups)
-    gaps = [*_train_val_charts(groups, metric), *_gap_charts(runs)]
-    charts = [*_accuracy_charts(runs, target, metric), *_loss_charts(runs), *gaps]
+    gaps = drawn_charts([*_train_val_charts(groups, metric), _gap_chart(runs)])
+    charts = [*drawn_charts([*_accuracy_charts(runs, target, metric), *_loss_charts(runs)]), *gaps]
     if charts:
         yield ChartRow(charts)
         if gaps:
@@ -135,21 +136,15 @@ def _accuracy_charts(runs: Sequence[tuple[str, ComparedRun]], target: float | No
             _run_line(name, run, runs, [(at(each), 100 * each.accuracy) for each in run.evals if at(each)], marked=True)
             for name, run in runs
         ]
-        lines = [line for line in lines if line.points]
-        if lines:
-            yield Chart(f"{title} {over}", x_label, "%", lines, low=None, rule=rule)
+        yield Chart(f"{title} {over}", x_label, "%", lines, low=None, rule=rule)
 
 
 def _loss_charts(runs: Sequence[tuple[str, ComparedRun]]) -> Iterator[Chart]:
     over = "epoch" if all(run.steps.has_key("epoch") for _, run in runs if run.steps.num_records) else "step"
-    drawn = [_run_line(name, run, runs, run.steps.xy_points(over, "loss")) for name, run in runs]
-    lines = [line for line in drawn if line.points]
-    if lines:
-        yield Chart("Training loss", over, "cross-entropy", lines)
-    drawn = [_run_line(name, run, runs, _val_losses(run), marked=True) for name, run in runs]
-    lines = [line for line in drawn if line.points]
-    if lines:
-        yield Chart("Validation loss", "epoch", "cross-entropy", lines)
+    lines = [_run_line(name, run, runs, run.steps.xy_points(over, "loss")) for name, run in runs]
+    yield Chart("Training loss", over, "cross-entropy", lines)
+    lines = [_run_line(name, run, runs, _val_losses(run), marked=True) for name, run in runs]
+    yield Chart("Validation loss", "epoch", "cross-entropy", lines)
 
 
 def _train_val_charts(groups: NamedRuns, metric: str) -> Iterator[Chart]:
@@ -183,11 +178,9 @@ def _train_val_charts(groups: NamedRuns, metric: str) -> Iterator[Chart]:
         yield Chart(title, "epoch", "%", lines, low=None, note=note)
 
 
-def _gap_charts(runs: Sequence[tuple[str, ComparedRun]]) -> Iterator[Chart]:
-    drawn = [_run_line(name, run, runs, _generalization_gap(run), marked=True) for name, run in runs]
-    lines = [line for line in drawn if line.points]
-    if lines:
-        yield Chart("Generalization gap", "epoch", "cross-entropy", lines, rule=(0.0, "none"))
+def _gap_chart(runs: Sequence[tuple[str, ComparedRun]]) -> Chart:
+    lines = [_run_line(name, run, runs, _generalization_gap(run), marked=True) for name, run in runs]
+    return Chart("Generalization gap", "epoch", "cross-entropy", lines, rule=(0.0, "none"))
 
 
 def _generalization_gap(run: ComparedRun) -> list[Point]:

@@ -1,8 +1,8 @@
 """Share parts among experiment pages: rows of results, rate bars, measured curves and provenance."""
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +28,9 @@ from paceline.report.document import (
     BarSegment,
     Block,
     BottleneckSummary,
+    Chart,
     ChartLine,
+    ChartRow,
     CodeBlock,
     Command,
     KeyFigure,
@@ -99,16 +101,19 @@ class ResultRows:
 
     def main_table(self) -> Table:
         """Return the main columns, rounded."""
-        return self.table(self.main, self.title, num_names=self.num_names)
+        return self.table(self.main, title=self.title, num_names=self.num_names)
 
-    def table(self, keys: str, title: str = "", having: str = "", *, num_names: int = 1) -> Table:
-        """Return the columns `keys`, without those that are empty, for rows with a value for any key in `having`."""
+    def table(
+        self, keys: str, *more_keys: str, title: str = "", having: Collection[str] = (), num_names: int = 1
+    ) -> Table:
+        """Return the columns `keys`, blank-separated, and `more_keys`, without those that are empty.
+
+        With `having`, it has the rows with a value for any key in it.
+        """
         by_key = {column.key: column for column in self.columns}
-        columns = [by_key[key] for key in keys.split()]
+        columns = [by_key[key] for key in (*keys.split(), *more_keys)]
         records = [
-            record
-            for record in self.records
-            if not having or any(record.get(key) not in (None, "") for key in having.split())
+            record for record in self.records if not having or any(record.get(key) not in (None, "") for key in having)
         ]
         rows = [[column.cell(record.get(column.key)) for column in columns] for record in records]
         used = [index for index in range(len(columns)) if index < num_names or any(row[index].text for row in rows)]
@@ -327,6 +332,33 @@ def measurement_status(
 def caution_paragraphs(caution: str) -> list[Block]:
     """Return why the measurements may mislead, if they may."""
     return [Paragraph(f"Caution: {clean_text(caution, 1000)}")] if caution else []
+
+
+def ranks_chart(
+    title: str,
+    unit: str,
+    lines: Sequence[ChartLine],
+    low: float | None = 0.0,
+    rule: tuple[float, str] | None = None,
+    *,
+    log_y: bool = False,
+) -> Chart:
+    """Return a chart over numbers of ranks."""
+    return Chart(title, "ranks", unit, lines, low=None if log_y else low, rule=rule, log_x=True, log_y=log_y)
+
+
+def drawn_charts(charts: Iterable[Chart]) -> list[Chart]:
+    """Return the charts that have a point, without empty lines."""
+    drawn = [replace(chart, lines=[line for line in chart.lines if line.points]) for chart in charts]
+    # An ideal line alone shows nothing.
+    return [chart for chart in drawn if any(line.name != "ideal" for line in chart.lines)]
+
+
+def chart_row(charts: Iterable[Chart], nothing: str) -> list[Block]:
+    """Return the charts that have a point; or the note `nothing` unless it is ""."""
+    if drawn := drawn_charts(charts):
+        return [ChartRow(drawn)]
+    return [cells.missing_paragraph(nothing)] if nothing else []
 
 
 def to_percent(value: float | None) -> float | None:

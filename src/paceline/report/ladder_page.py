@@ -105,7 +105,9 @@ def build_ladder_page(report: ExperimentReport, result: LadderResult) -> ReportP
     """Return the report of a ladder."""
     rows, kept_rungs = ladder_rows(result), _kept_rungs(result)
     ranks = "ranks" if " ranks " in rows.main else ""
-    gains = rows.table(f"rung {ranks} images_per_s epoch_s steps_s over_below over_first outcome", "Gain of each rung")
+    gains = rows.table(
+        f"rung {ranks} images_per_s epoch_s steps_s over_below over_first outcome", title="Gain of each rung"
+    )
     next_steps = _next_steps_section(report, result)
     subtitle = [f"ladder {result.ladder}", f"recipe {result.recipe} {result.recipe_hash}"]
     subtitle += [count(result.ranks, "rank"), f"batch {result.batch_size:,}"]
@@ -113,7 +115,9 @@ def build_ladder_page(report: ExperimentReport, result: LadderResult) -> ReportP
     facts = [("ladder", cells.text_cell(result.ladder)), *measurement_facts(result)]
     runs = [(rung.name, rung.runs) for rung in result.rungs]
     sections = [
-        _rungs_section(result, [gains, rows.table("rung explains patch below", "Changes of each rung"), *stopped]),
+        _rungs_section(
+            result, [gains, rows.table("rung explains patch below", title="Changes of each rung"), *stopped]
+        ),
         _steps_section(result, rows),
         _parity_section(rows),
         _costs_section(rows),
@@ -129,7 +133,7 @@ def build_ladder_page(report: ExperimentReport, result: LadderResult) -> ReportP
         sections,
         None if best is None else bottleneck_of("the best rung", best.verdict),
         summary=[
-            rows.table(f"rung {ranks} images_per_s over_below over_first outcome", "Rungs"),
+            rows.table(f"rung {ranks} images_per_s over_below over_first outcome", title="Rungs"),
             *stopped,
             *next_steps.blocks,
         ],
@@ -199,7 +203,7 @@ def _steps_section(result: LadderResult, rows: ResultRows) -> PageSection | None
     legend = [(cells.stage_label(name), cells.stage_colour(name)) for name in [*names, "residual"]]
     shown = [f"stage_{name}_s" for name in names if any(rung.stages.get(name, 0.0) > 0 for rung in measured)]
     table = rows.table(
-        " ".join(["rung", "step_s", *shown]), "Time per step by stage, in milliseconds of device time", " ".join(shown)
+        "rung step_s", *shown, title="Time per step by stage, in milliseconds of device time", having=shown
     )
     blocks: list[Block] = [BarChart("Time per step by stage", bars, legend, "device time, means", has_table=True)]
     blocks.append(table)
@@ -240,13 +244,16 @@ def _expectation_rows(rung: RungResult) -> list[list[TableCell]]:
 
 
 def _parity_section(rows: ResultRows) -> PageSection:
-    table = rows.table(f"rung {PARITY_KEYS}", having="parity")
+    table = rows.table(f"rung {PARITY_KEYS}", having=["parity"])
     nothing = cells.missing_paragraph("No losses were compared.")
     return PageSection("parity", "Training parity", [table if table.rows else nothing])
 
 
 def _costs_section(rows: ResultRows) -> PageSection:
-    table = rows.table("rung host_bytes device_bytes startup_s compile_s prepare_s", having="startup_s host_bytes")
+    table = rows.table(
+        "rung host_bytes device_bytes startup_s compile_s prepare_s",
+        having=["startup_s", "host_bytes"],
+    )
     note = "Memory is the peak of rank 0. Start-up is the time from the start of the process to the first step."
     nothing = cells.missing_paragraph("No rung's memory or start-up was measured.")
     return PageSection("costs", "Memory and start-up", [Paragraph(note), table] if table.rows else [nothing])

@@ -15,7 +15,6 @@ from paceline.report.document import (
     Block,
     Chart,
     ChartLine,
-    ChartRow,
     Command,
     KeyFigure,
     KeyValueList,
@@ -31,7 +30,9 @@ from paceline.report.experiment_common import (
     Record,
     ResultRows,
     build_record,
+    chart_row,
     plain_line,
+    ranks_chart,
     to_percent,
 )
 from paceline.report.series import Point
@@ -96,7 +97,7 @@ def prediction_rows(result: PredictionResult) -> ResultRows:
 
 
 def _measured_record(result: PredictionResult, point: MeasuredPoint) -> Record:
-    time_s, rate = result.time_of(point), point.images / point.time_s
+    time_s = result.time_of(point)
     start_up_s = result.start_up_s if _has_start_up(result.predictions) else None
     record = build_record(
         point,
@@ -106,10 +107,10 @@ def _measured_record(result: PredictionResult, point: MeasuredPoint) -> Record:
         shown_hours=point.ranks * time_s / 3600,
         difference=point.fitted_s / point.time_s - 1 if point.time_s > 0 else None,
     )
-    # Only the fit separates the steps of a whole run from its start-up.
-    return record | (
-        {"shown_step_s": point.ranks * point.rank_batch / rate, "shown_rate": rate} if result.is_of_speeds else {}
-    )
+    if result.is_of_speeds:  # only the fit separates the steps of a whole run from its start-up
+        rate = point.images / point.time_s
+        record |= {"shown_step_s": point.ranks * point.rank_batch / rate, "shown_rate": rate}
+    return record
 
 
 def _predicted_record(each: Predicted) -> Record:
@@ -136,13 +137,15 @@ def build_prediction_page(report: ExperimentReport, result: PredictionResult) ->
     """Return the report of a prediction."""
     rows = prediction_rows(result)
     basis = _basis_blocks(result)
-    points = replace(rows, records=rows.records[: len(result.points)], more="more points").table(
-        "ranks nodes rank_batch images time_s fitted_s difference" if result.points else "", "Measurements"
-    )
+    points: list[Block] = []
+    if result.points:
+        measured = replace(rows, records=rows.records[: len(result.points)], more="more points")
+        keys = "ranks nodes rank_batch images time_s fitted_s difference"
+        points = [measured.table(keys, title="Measurements")]
     sections = [
         _time_section(result, rows),
         _parts_section(result, rows),
-        PageSection("basis", "Basis", [*basis, *([points] if points.rows else [])]),
+        PageSection("basis", "Basis", [*basis, *points]),
         report.build_provenance(result.command, (), result.provenance),
     ]
     return report.build_page(
@@ -190,7 +193,7 @@ def _time_section(result: PredictionResult, rows: ResultRows) -> PageSection:
     measured_s = [(point.ranks, _positive_or_none(result.time_of(point))) for point in result.points]
     charts = [
         *([_throughput_chart(result)] if result.is_of_speeds else []),
-        _ranks_chart(
+        ranks_chart(
             "Time",
             "s",
             [
@@ -200,7 +203,7 @@ def _time_section(result: PredictionResult, rows: ResultRows) -> PageSection:
             ],
             log_y=True,
         ),
-        _ranks_chart(
+        ranks_chart(
             "Speed-up",
             "over one rank",
             [
@@ -210,7 +213,7 @@ def _time_section(result: PredictionResult, rows: ResultRows) -> PageSection:
             ],
             log_y=True,
         ),
-        _ranks_chart(
+        ranks_chart(
             "Efficiency",
             "% of the speed per rank",
             [
@@ -225,8 +228,7 @@ def _time_section(result: PredictionResult, rows: ResultRows) -> PageSection:
             rule=(100.0, "ideal"),
         ),
     ]
-    charts = [chart for chart in charts if any(line.points for line in chart.lines if line.name != "ideal")]
-    blocks: list[Block] = [ChartRow(charts)] if charts else [cells.missing_paragraph("Nothing was predicted.")]
+    blocks = chart_row(charts, "Nothing was predicted.")
     if result.has_several_images:
         blocks.append(Paragraph("Times are for different numbers of images, so they do not lie on one curve."))
     return PageSection("time", "Time over ranks", [*blocks, rows.main_table()])
@@ -243,7 +245,7 @@ def _throughput_chart(result: PredictionResult) -> Chart:
             marked=False,
         ),
     ]
-    return _ranks_chart("Throughput", "images/s", lines, log_y=True)
+    return ranks_chart("Throughput", "images/s", lines, log_y=True)
 
 
 def _describe_efficiency(result: PredictionResult) -> str:
@@ -254,13 +256,6 @@ def _describe_efficiency(result: PredictionResult) -> str:
         f"Speed-up is ranks times efficiency. Efficiency is images/s per rank{what}. Measured efficiency is relative "
         f"to {fewest} as measured, predicted efficiency to the fitted time of 1 rank."
     )
-
-
-def _ranks_chart(
-    title: str, unit: str, lines: Sequence[ChartLine], rule: tuple[float, str] | None = None, *, log_y: bool = False
-) -> Chart:
-    lines = [line for line in lines if line.points]
-    return Chart(title, "ranks", unit, lines, low=None if log_y else 0.0, rule=rule, log_x=True, log_y=log_y)
 
 
 def _predicted_line(result: PredictionResult, read: Callable[[Predicted, float], float]) -> ChartLine:
@@ -313,8 +308,8 @@ def _parts_section(result: PredictionResult, rows: ResultRows) -> PageSection | 
         bar_rows.append(BarRow(count(each.ranks, "rank"), segments, seconds(each.time_s)))
     legend = [(clean_text(display_name(name)), colours[name]) for name in names]
     bars = BarChart("Parts of the predicted time", bar_rows, legend, "shares of each prediction")
-    keys = " ".join(f"part_{name}_s" for name in names)
-    return PageSection("parts", "Dominant parts", [bars, rows.table(f"ranks {keys}", having=keys)])
+    keys = [f"part_{name}_s" for name in names]
+    return PageSection("parts", "Dominant parts", [bars, rows.table("ranks", *keys, having=keys)])
 
 
 def _basis_blocks(result: PredictionResult) -> list[Block]:

@@ -29,10 +29,12 @@ from paceline.report.experiment_common import (
     ResultRows,
     build_record,
     caution_paragraphs,
+    chart_row,
     measured_line,
     measurement_facts,
     measurement_status,
     plain_line,
+    ranks_chart,
     scale_interval,
     shell_command,
     to_percent,
@@ -152,7 +154,7 @@ def build_scaling_page(report: ExperimentReport, result: ScaleResult) -> ReportP
         [f"{result.mode} scaling", f"recipe {result.recipe} {result.recipe_hash}"],
         _scaling_figures(result),
         sections,
-        summary=[*caution, rows.table(_SUMMARY, "Ranks"), *(predict.blocks if predict else [])],
+        summary=[*caution, rows.table(_SUMMARY, title="Ranks"), *(predict.blocks if predict else [])],
     )
 
 
@@ -178,33 +180,33 @@ def _scaling_figures(result: ScaleResult) -> list[KeyFigure]:
 
 def _speed_section(result: ScaleResult, rows: ResultRows, caution: Sequence[Block]) -> PageSection:
     rate = measured_line("measured", [(point.ranks, point.images_per_s) for point in result.points])
-    charts = []
-    if rate.points:
-        charts.append(_ranks_chart("Speed", "images/s", [rate, *_ideal_lines(result)], low=None, log_y=True))
     efficiency = measured_line(
         "efficiency", [(record["ranks"], scale_interval(record["shown_efficiency"], 100)) for record in rows.records]
     )
-    if any(point.efficiency is not None for point in result.points):
-        charts.append(_ranks_chart("Efficiency", "% of the speed per rank", [efficiency], rule=(100.0, "ideal")))
-    blocks: list[Block] = [*caution]
-    blocks += [ChartRow(charts)] if charts else [cells.missing_paragraph("No number of ranks was measured.")]
+    # That of the fewest ranks alone says nothing.
+    has_efficiency = any(point.efficiency is not None for point in result.points)
+    charts = [
+        ranks_chart("Speed", "images/s", [rate, *_ideal_lines(result)], log_y=True),
+        ranks_chart(
+            "Efficiency", "% of the speed per rank", [efficiency] if has_efficiency else [], rule=(100.0, "ideal")
+        ),
+    ]
+    blocks: list[Block] = [*caution, *chart_row(charts, "No number of ranks was measured.")]
     blocks += [Paragraph(f"{_MODE_NOTES[result.mode]} {_EFFICIENCY_NOTE}"), rows.main_table()]
     return PageSection("speed", "Speed over ranks", blocks)
 
 
 def _waiting_section(result: ScaleResult, rows: ResultRows) -> PageSection | None:
-    table = rows.table("ranks step_s steps_s exposed_s startup_s wall_s bottleneck", having="step_s")
+    table = rows.table("ranks step_s steps_s exposed_s startup_s wall_s bottleneck", having=["step_s"])
     if not table.rows:
         return None
     lines = [
         plain_line("exposed", [(point.ranks, to_percent(point.exposed_share)) for point in result.points]),
         plain_line("stragglers", [(point.ranks, to_percent(point.straggler_share)) for point in result.points]),
     ]
-    lines = [line for line in lines if line.points]
-    charts = [_ranks_chart("Waiting", "% of a step", lines)] if lines else []
     startup = plain_line("start-up", [(point.ranks, point.startup_s) for point in result.points])
-    charts += [_ranks_chart("Start-up", "s", [startup])] if startup.points else []
-    return PageSection("waiting", "Waiting per step", [*([ChartRow(charts)] if charts else []), table])
+    charts = [ranks_chart("Waiting", "% of a step", lines), ranks_chart("Start-up", "s", [startup])]
+    return PageSection("waiting", "Waiting per step", [*chart_row(charts, ""), table])
 
 
 def _accuracy_section(result: ScaleResult) -> PageSection | None:
@@ -213,7 +215,7 @@ def _accuracy_section(result: ScaleResult) -> PageSection | None:
         return None
     note = "Accuracy of whole runs of the recipe, which shows the cost of larger batches."
     rule = (100 * result.target, "target") if result.target is not None else None
-    chart = _ranks_chart("Accuracy", "% top-1", [line], low=None, rule=rule)
+    chart = ranks_chart("Accuracy", "% top-1", [line], low=None, rule=rule)
     return PageSection("accuracy", "Accuracy over ranks", [ChartRow([chart]), Paragraph(note)])
 
 
@@ -242,18 +244,6 @@ def _ideal_lines(result: ScaleResult) -> list[ChartLine]:
         return []
     fewest, rate = measured[0]
     return [ChartLine("ideal", [(ranks, rate / fewest * ranks) for ranks, _ in measured])]
-
-
-def _ranks_chart(
-    title: str,
-    unit: str,
-    lines: Sequence[ChartLine],
-    low: float | None = 0.0,
-    rule: tuple[float, str] | None = None,
-    *,
-    log_y: bool = False,
-) -> Chart:
-    return Chart(title, "ranks", unit, lines, low=low, rule=rule, log_x=True, log_y=log_y)
 
 
 def _ranks_name(point: ScalePoint) -> str:
@@ -328,16 +318,16 @@ def _batches_section(result: ScaleResult, rows: ResultRows, findings: Sequence[B
         ("Accuracy", "% top-1", lambda point: scale_interval(point.top1, 100), None),
         ("Speed", "images/s", lambda point: point.images_per_s, 0.0),
     ]
-    charts = []
-    for title, unit, read, low in quantities:
-        lines = [line for line in _policy_lines(result.batches, read) if line.points]
-        if lines:
-            rule = (100 * result.target, "target") if title == "Accuracy" and result.target is not None else None
-            charts.append(Chart(title, "batch", unit, lines, low=low, rule=rule, log_x=True))
-    drawn: Block = ChartRow(charts) if charts else cells.missing_paragraph("No run has finished.")
+    rules = {"Accuracy": (100 * result.target, "target")} if result.target is not None else {}
+    charts = [
+        Chart(title, "batch", unit, [*_policy_lines(result.batches, read)], low=low, rule=rules.get(title), log_x=True)
+        for title, unit, read, low in quantities
+    ]
     which = "" if result.target is None else ", times and epochs to the target of the runs that reached it"
     note = Paragraph(f"Means over seeds{which}; bars show intervals for several seeds.")
-    return PageSection("batches", "Batch sizes", [*findings, drawn, note, rows.main_table()])
+    return PageSection(
+        "batches", "Batch sizes", [*findings, *chart_row(charts, "No run has finished."), note, rows.main_table()]
+    )
 
 
 def _policy_lines(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], Interval | None]) -> Iterable[ChartLine]:

@@ -111,7 +111,7 @@ def build_tuning_page(report: ExperimentReport, result: TuneResult) -> ReportPag
     descriptions = replace(
         rows, records=list({record["settings"]: record for record in rows.records if record["explains"]}.values())
     ).table("settings explains")
-    parity = rows.table(f"settings {PARITY_KEYS}", having="parity")
+    parity = rows.table(f"settings {PARITY_KEYS}", having=["parity"])
     status: tuple[str, Tone] = (
         (f"{count(len(result.best_patch), 'setting')} changed", "good")
         if result.best_patch
@@ -124,7 +124,7 @@ def build_tuning_page(report: ExperimentReport, result: TuneResult) -> ReportPag
         PageSection("parity", "Training parity", [parity]) if parity.rows else None,
         report.build_provenance(result.command, facts, result.provenance, runs),
     ]
-    outcomes = rows.table("round settings images_per_s ratio outcome", "Tried", num_names=2)
+    outcomes = rows.table("round settings images_per_s ratio outcome", title="Tried", num_names=2)
     return report.build_page(
         "Tuning report",
         status,
@@ -270,13 +270,13 @@ def _sweep_charts(key: str, xs: Sequence[float], points: Sequence[SweepPoint]) -
 
 
 def _stages_section(rows: ResultRows) -> PageSection | None:
-    stages = " ".join(column.key for column in rows.columns if column.key.startswith("stage_"))
+    stages = [column.key for column in rows.columns if column.key.startswith("stage_")]
     if not stages:
         return None
     note = (
         "Milliseconds per step of rank 0, on a GPU in device time. They are medians over runs, so they need not add up."
     )
-    table = rows.table(f"value {stages} step_s", having=stages)
+    table = rows.table("value step_s", *stages, having=stages)
     return PageSection("stages", "Stages of a step", [Paragraph(note), table])
 
 
