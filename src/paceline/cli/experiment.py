@@ -1,4 +1,4 @@
-"""Open, resume and finish the folder of an experiment, for all verbs of the lab."""
+"""The life of an experiment, for all verbs of the lab: open its folder, run, conclude, and resume."""
 
 import contextlib
 import json
@@ -7,11 +7,15 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
+from paceline.cli.args import count_ranks
+from paceline.cli.options import LadderOptions, ProfileOptions, ScaleOptions, TuneOptions
 from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
+from paceline.cli.ranks import refuse_too_many
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir, open_experiment
@@ -19,18 +23,108 @@ from paceline.core.experiments.results import RungResult, ScalePoint
 from paceline.core.experiments.task_lock import lock_task
 from paceline.core.run_dir import RunDir
 from paceline.data.files import printable
+from paceline.lab.patches import TINY_LR_SHARE, build_measurement_patch
 from paceline.lab.repeat import ArrayTask
-from paceline.lab.runner import interrupt_on_signals
-from paceline.lab.trial import Trial, TrialOutcome, apply_patch
+from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, interrupt_on_signals
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_run_name, write_recipe
 from paceline.parallel.environ import world_from_environ
+from paceline.recipe.consent import require_consent
+from paceline.recipe.load import LoadedRecipe, Patch, load
+from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
-ResultT = TypeVar("ResultT", bound=Experiment)
 RowT = TypeVar("RowT", RungResult, ScalePoint)
+Options = LadderOptions | ScaleOptions | TuneOptions | ProfileOptions
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
-RUN_TIMEOUT_S: Final = 1800.0
+_RUN_TIMEOUT_S: Final = 1800.0
 """Time limit of a short run, in seconds: settings that hang or compile for longer are not fast."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """Folder of a running experiment, a callback for the start of each run, and one that prints a line."""
+
+    folder: ExperimentDir
+    on_start: OnRunStart
+    print_line: PrintLine
+
+
+@dataclass(frozen=True)
+class ShortRuns:
+    """The short runs of an experiment; `recipe` is `loaded` with the settings of a measurement."""
+
+    loaded: LoadedRecipe
+    recipe: Recipe
+    ranks: int
+    steps: int
+    repeats: int
+    oversubscribe: bool
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of each run, those of the measurement warm-up included."""
+        return self.recipe.measure.warmup_steps + self.steps
+
+    @property
+    def result_fields(self) -> dict[str, Any]:
+        """Fields that the results of all experiments of short runs have."""
+        return {
+            "recipe": self.loaded.name,
+            "recipe_hash": self.loaded.recipe.hash,
+            "ranks": self.ranks,
+            "steps": self.steps,
+            "warmup_steps": self.recipe.measure.warmup_steps,
+            "repeats": self.repeats,
+            "command": ("paceline", *sys.argv[1:]),
+        }
+
+    def build_runner(self, session: Session, before_run: Callable[[Trial], None] | None = None) -> TrialRunner:
+        """Write the recipes, and return the runner. `before_run` reads a trial's files into the page cache."""
+        folder, warm_cache = session.folder, before_run or self._warm_cache
+        write_recipe(self.loaded.recipe, folder.recipe)
+        write_recipe(self.recipe, folder.measured)
+
+        def before(trial: Trial, repeat: int) -> None:
+            session.on_start(trial, repeat)
+            warm_cache(trial)
+
+        return TrialRunner(
+            self.recipe,
+            folder.measured,
+            self.ranks,
+            get_folder=lambda trial, repeat: (
+                folder.trials / build_run_name(trial, self.recipe, trial.ranks or self.ranks, repeat)
+            ),
+            before_run=before,
+            reuse_policy=ReusePolicy(folder.replaced, session.print_line),
+            timeout_s=_RUN_TIMEOUT_S,
+            oversubscribe=self.oversubscribe,
+        )
+
+    def _warm_cache(self, trial: Trial) -> None:
+        from paceline.lab.page_cache import prepare_page_cache
+
+        # Otherwise the first run would read the files from disk, and all others from memory.
+        with contextlib.suppress(PacelineError):  # the run will report it
+            prepare_page_cache(apply_patch(self.recipe, trial.patch), is_cold=False)
+
+
+def plan_short_runs(
+    name: str, overrides: Patch, options: TuneOptions | ProfileOptions, *, lr_share: float = TINY_LR_SHARE
+) -> ShortRuns:
+    """Return the short runs of a recipe on the ranks of this machine. Raise `PacelineError` if they cannot be started.
+
+    `lr_share` is the learning rate as a share of its peak.
+    """
+    loaded = load(name, overrides)
+    require_consent(loaded, own_code=options.own_code)
+    ranks = count_ranks(options.ranks, os.environ)
+    refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
+    loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, ranks))
+    patch = build_measurement_patch(loaded.recipe, options.steps, overrides, lr_share=lr_share)
+    recipe = apply_patch(loaded.recipe, patch)
+    return ShortRuns(loaded, recipe, ranks, options.steps, options.repeats, options.oversubscribe)
 
 
 def refuse_launcher(verb: str) -> None:
@@ -39,6 +133,29 @@ def refuse_launcher(verb: str) -> None:
     if launcher != "single":
         fix = "start it without a launcher, with --ranks"
         raise RecipeError(f"{verb}: starts its own ranks, but {launcher} started this process ({fix})")
+
+
+def run_experiment(
+    name: str,
+    request: dict[str, Any],
+    options: Options,
+    run: Callable[[Session], Experiment],
+    *,
+    total: int | None = None,
+) -> int:
+    """Run an experiment in its folder unless it finished earlier, print its result, and return 0.
+
+    `request` is all that the runs depend on, and `total` the number of runs, None if unknown.
+    """
+    with locked_experiment(name, request, options.run_dir, as_json=options.as_json) as folder:
+        if folder.result.exists():
+            result = folder.read()
+        else:
+            with _session(folder, options, total) as session:
+                result = run(session)
+            finish_experiment(folder, result)
+    show_experiment(result, folder, as_json=options.as_json)
+    return 0
 
 
 @contextlib.contextmanager
@@ -56,52 +173,34 @@ def locked_experiment(
         yield folder
 
 
-def warm_cache_before(recipe: Recipe, on_start: OnRunStart) -> OnRunStart:
-    """Return a callback that calls `on_start`, then reads the files of `recipe` into the page cache."""
-    from paceline.lab.page_cache import prepare_page_cache
-
-    def before(trial: Trial, repeat: int) -> None:
-        on_start(trial, repeat)
-        # Otherwise the first run would read the files from disk, and all others from memory.
-        with contextlib.suppress(PacelineError):  # the run will report it
-            prepare_page_cache(apply_patch(recipe, trial.patch), is_cold=False)
-
-    return before
-
-
 def run_task(
-    request: dict[str, Any],
-    run_dir: Path | None,
-    task: ArrayTask,
-    run: Callable[[ExperimentDir, OnRunStart, PrintLine], Sequence[TrialOutcome]],
-    *,
-    as_json: bool,
+    request: dict[str, Any], options: Options, task: ArrayTask, run: Callable[[Session], Sequence[TrialOutcome]]
 ) -> int:
     """Run one task of an experiment in its shared folder, without a conclusion, and return 0.
 
-    `run` gets the folder, a callback for the start of each run, and one that prints a line. A finished experiment
-    runs nothing. Raise `RecipeError` if the folder is not named or holds something else, or if the task or the
-    whole experiment is running.
+    A finished experiment runs nothing. Raise `RecipeError` if the folder is not named or holds something else, or if
+    the task or the whole experiment is running.
     """
-    if run_dir is None:
+    if options.run_dir is None:
         raise RecipeError("--task: runs in a folder that all tasks share (add --run-dir DIR)")
-    folder = _open_folder("", request, run_dir, lambda line: None)
+    folder = _open_folder("", request, options.run_dir, lambda line: None)
     outcomes: Sequence[TrialOutcome] = ()
-    out = progress_console(as_json=as_json)
-    with (
-        lock_task(folder.path, task.number),
-        _print_resume_hint(folder),
-        interrupt_on_signals(*STOP_SIGNALS),
-        progress_output(out) as (on_start, print_line),
-    ):
+    with lock_task(folder.path, task.number), _print_resume_hint(folder), _session(folder, options) as session:
         if folder.result.exists():
-            print_line(f"{folder.path}: has finished, so task {task.number} is not run")
+            session.print_line(f"{folder.path}: has finished, so task {task.number} is not run")
         else:
-            outcomes = run(folder, on_start, print_line)
-    if as_json:
+            outcomes = run(session)
+    if options.as_json:
         runs = [each.rundir.path.relative_to(folder.path).as_posix() for each in outcomes if each.result is not None]
         print(json.dumps({"task": task.number, "what": task.description, "runs": runs}, indent=2))
     return 0
+
+
+@contextlib.contextmanager
+def _session(folder: ExperimentDir, options: Options, total: int | None = None) -> Iterator[Session]:
+    out = progress_console(as_json=options.as_json)
+    with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, total) as (on_start, print_line):
+        yield Session(folder, on_start, print_line)
 
 
 def _open_folder(name: str, request: dict[str, Any], run_dir: Path | None, print_line: PrintLine) -> ExperimentDir:
@@ -117,12 +216,6 @@ def _print_resume_hint(folder: ExperimentDir) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"stopped: run the same command to resume {printable(folder.path)}", file=sys.stderr)
         raise
-
-
-def read_finished(folder: ExperimentDir, kind: type[ResultT]) -> ResultT | None:
-    """Return the result of an experiment that finished earlier, else None."""
-    result = folder.read() if folder.result.exists() else None
-    return result if isinstance(result, kind) else None
 
 
 def finish_experiment(folder: ExperimentDir, result: Experiment) -> None:
@@ -154,3 +247,20 @@ def show_experiment(result: Experiment, folder: ExperimentDir, *, as_json: bool)
     print(f"folder: {printable(folder.path)}")
     if folder.report.is_file():
         print(f"report: {printable(folder.report)}")
+
+
+def describe_outcome(outcome: TrialOutcome, num_repeats: int) -> str:
+    """Return a line with the speed of a run, or its error."""
+    name = outcome.trial.name + (f", repeat {outcome.repeat}" if num_repeats > 1 else "")
+    if outcome.result is None:
+        return f"{name}: failed: {outcome.error}"
+    rate = outcome.result.throughput.images_per_s
+    return f"{name}: " + (f"{rate:,.0f} images/s" if rate > 0 else "no step was counted after measure.warmup_steps")
+
+
+def raise_failed(outcome: TrialOutcome) -> NoReturn:
+    """Raise `TrialError` for a run that failed."""
+    if outcome.exit_code == 1:  # a bug of paceline's: print its traceback too
+        lines = (line for line in outcome.stderr.splitlines() if not line.startswith("error: "))
+        print(*lines, sep="\n", file=sys.stderr)
+    raise TrialError(outcome.error, outcome.exit_code)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline.cli.args import refuse_length, split_recipe_args
-from paceline.cli.experiment import STOP_SIGNALS
+from paceline.cli.experiment import STOP_SIGNALS, describe_outcome, raise_failed
 from paceline.cli.options import ProfileOptions
 from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import enter_world, ranks_to_start
@@ -157,8 +157,9 @@ def _run_trials(request: _ProfileRequest, rundir: RunDir, *, as_json: bool) -> i
                 oversubscribe=request.oversubscribe,
             )
             for outcome in run_interleaved(request.trials_in_repeat, request.base.repeats, runner):
-                _check_base(outcome)
-                print_line(_outcome_line(outcome))
+                if outcome.trial.name == BASE and outcome.result is None:
+                    raise_failed(outcome)
+                print_line(describe_outcome(outcome, outcome.trial.repeats))
                 outcomes.append(outcome)
     except TrialError:
         if not rundir.recipe.exists():  # refused at once: there is no run to inspect
@@ -181,23 +182,6 @@ def _num_runs(request: _ProfileRequest) -> int:
 def _trial_folder(rundir: RunDir, trial: Trial, repeat: int) -> Path:
     is_ours = trial.name == BASE and repeat == 1
     return rundir.path if is_ours else rundir.path / "probes" / f"{trial.name}-{repeat}"
-
-
-def _check_base(outcome: TrialOutcome) -> None:
-    if outcome.trial.name != BASE or outcome.result is not None:
-        return
-    if outcome.exit_code == 1:  # a bug of paceline's: print its traceback too
-        print(
-            *(line for line in outcome.stderr.splitlines() if not line.startswith("error: ")), sep="\n", file=sys.stderr
-        )
-    raise TrialError(outcome.error, outcome.exit_code)
-
-
-def _outcome_line(outcome: TrialOutcome) -> str:
-    name = outcome.trial.name + (f", repeat {outcome.repeat}" if outcome.trial.repeats > 1 else "")
-    if outcome.result is None:
-        return f"{name}: failed: {outcome.error}"
-    return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
 
 
 def _move_trace(outcomes: Sequence[TrialOutcome], rundir: RunDir) -> None:

@@ -4,21 +4,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from paceline.cli.args import count_ranks, refuse_length, refuse_no_clock, split_recipe_args
-from paceline.cli.experiment import (
-    STOP_SIGNALS,
-    finish_experiment,
-    locked_experiment,
-    read_finished,
-    run_task,
-    show_experiment,
-    with_steps_time,
-)
+from paceline.cli.experiment import Session, describe_outcome, raise_failed, run_experiment, run_task, with_steps_time
 from paceline.cli.options import ScaleOptions
-from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
+from paceline.cli.progress_output import OnRunStart, PrintLine
 from paceline.cli.ranks import (
     allocated_nodes,
     enter_world,
@@ -37,7 +29,6 @@ from paceline.cli.scale_options import (
     refuse_without_effect,
     single_number,
 )
-from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, WorldError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import ScaleResult
@@ -53,7 +44,7 @@ from paceline.lab.repeat import (
     list_study_tasks,
     run_interleaved,
 )
-from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, describe_inconsistent_runs, interrupt_on_signals
+from paceline.lab.runner import ReusePolicy, TrialRunner, describe_inconsistent_runs
 from paceline.lab.scaling import (
     build_batch_points,
     build_scale_points,
@@ -97,21 +88,15 @@ def scale(options: ScaleOptions) -> int:
     loaded, study = _load_study(options, starts_locally=True)
     _refuse_launcher()
     require_consent(loaded, own_code=options.own_code)
-    run_dir, as_json = options.run_dir, options.as_json
+    key = _request_key(study, loaded, options)
     if options.task is not None:
-        return _run_task(options, loaded, study, options.task, run_dir, as_json=as_json)
-    refuse_more_nodes(_missing_nodes(options, loaded, study, run_dir), os.environ)
-    request = _request_key(study, loaded, options)
-    with locked_experiment(f"scale-{loaded.name}", request, run_dir, as_json=as_json) as folder:
-        result = read_finished(folder, ScaleResult)
-        if result is None:
-            outcomes = _run_cases(study, loaded, options, folder, as_json=as_json)
-            result = _build_result(study, loaded, options, outcomes)
-            _write_points(result, folder)
-            finish_experiment(folder, result)
-
-    show_experiment(result, folder, as_json=as_json)
-    return 0
+        task = find_task(list_study_tasks(study.cases, options.num_repeats), options.task)
+        nodes = study.cases[task.index].nodes
+        refuse_more_nodes([nodes] if nodes else [], os.environ)
+        return run_task(key, options, task, partial(_run_case, task, study, loaded, options))
+    refuse_more_nodes(_missing_nodes(options, loaded, study), os.environ)
+    work, total = partial(_run_cases, study, loaded, options), len(study.cases) * options.num_repeats
+    return run_experiment(f"scale-{loaded.name}", key, options, work, total=total)
 
 
 def list_scale_tasks(options: ScaleOptions) -> tuple[ArrayTask, ...]:
@@ -140,12 +125,12 @@ def _load_study(options: ScaleOptions, *, starts_locally: bool = False) -> tuple
     return loaded, replace(study, oversubscribe=options.oversubscribe)
 
 
-def _missing_nodes(options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStudy, run_dir: Path | None) -> list[int]:
+def _missing_nodes(options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStudy) -> list[int]:
     """Return the node counts of cases that still lack a run."""
     over_nodes = [case for case in study.cases if case.nodes]
-    if run_dir is None or not over_nodes:
+    if options.run_dir is None or not over_nodes:
         return sorted({case.nodes for case in over_nodes})
-    folder = ExperimentDir(run_dir.expanduser())
+    folder = ExperimentDir(options.run_dir.expanduser())
     if folder.result.exists():
         return []
     runner, repeats = _build_runner(study, loaded, folder), range(1, options.num_repeats + 1)
@@ -157,21 +142,16 @@ def _missing_nodes(options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStu
     return sorted({case.nodes for case in missing})
 
 
-def _run_task(
-    options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStudy, number: int, run_dir: Path | None, *, as_json: bool
-) -> int:
-    task = find_task(list_study_tasks(study.cases, options.num_repeats), number)
-    case, repeat = study.cases[task.index], task.turn
-    refuse_more_nodes([case.nodes] if case.nodes else [], os.environ)
-
-    def run(folder: ExperimentDir, on_start: OnRunStart, print_line: PrintLine) -> Sequence[TrialOutcome]:
-        write_recipe(loaded.recipe, folder.recipe)
-        outcome = _build_runner(study, loaded, folder, on_start, print_line).run(case.in_turn(repeat), repeat)
-        print_line(_outcome_line(outcome, options.num_repeats, trains_fully=study.trains_fully))
-        _raise_if_all_failed([outcome])
-        return [outcome]
-
-    return run_task(_request_key(study, loaded, options), run_dir, task, run, as_json=as_json)
+def _run_case(
+    task: ArrayTask, study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions, session: Session
+) -> list[TrialOutcome]:
+    write_recipe(loaded.recipe, session.folder.recipe)
+    runner = _build_runner(study, loaded, session.folder, session.on_start, session.print_line)
+    outcome = runner.run(study.cases[task.index].in_turn(task.turn), task.turn)
+    session.print_line(_outcome_line(outcome, options))
+    if outcome.result is None:
+        raise_failed(outcome)
+    return [outcome]
 
 
 def _refuse_launcher() -> None:
@@ -258,25 +238,24 @@ def _request_key(study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions
     return {"experiment": "scale", "mode": study.mode, "recipe": recipe, "cases": cases, **whole}
 
 
-def _run_cases(
-    study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions, folder: ExperimentDir, *, as_json: bool
-) -> list[TrialOutcome]:
-    out = progress_console(as_json=as_json)
-    write_recipe(loaded.recipe, folder.recipe)
+def _run_cases(study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions, session: Session) -> ScaleResult:
+    write_recipe(loaded.recipe, session.folder.recipe)
     total = len(study.cases) * options.num_repeats
+    for line in study.left_out:
+        session.print_line(line)
+    length = "full runs" if study.trains_fully else f"runs of {options.num_steps:,} counted steps"
+    repeats = count(options.num_repeats, "repeat")
+    session.print_line(f"{count(len(study.cases), 'case')} with {repeats}: {total:,} {length}")
     outcomes: list[TrialOutcome] = []
-    with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, total) as (on_start, print_line):
-        for line in study.left_out:
-            print_line(line)
-        length = "full runs" if study.trains_fully else f"runs of {options.num_steps:,} counted steps"
-        print_line(f"{count(len(study.cases), 'case')} with {count(options.num_repeats, 'repeat')}: {total:,} {length}")
-        for outcome in run_interleaved(
-            study.trials_in_repeat, options.num_repeats, _build_runner(study, loaded, folder, on_start, print_line)
-        ):
-            print_line(_outcome_line(outcome, options.num_repeats, trains_fully=study.trains_fully))
-            outcomes.append(outcome)
-    _raise_if_all_failed(outcomes)
-    return outcomes
+    runner = _build_runner(study, loaded, session.folder, session.on_start, session.print_line)
+    for outcome in run_interleaved(study.trials_in_repeat, options.num_repeats, runner):
+        session.print_line(_outcome_line(outcome, options))
+        outcomes.append(outcome)
+    if all(outcome.result is None for outcome in outcomes):
+        raise_failed(outcomes[0])
+    result = _build_result(study, loaded, options, outcomes)
+    _write_points(result, session.folder)
+    return result
 
 
 def _build_runner(
@@ -300,27 +279,11 @@ def _build_runner(
     )
 
 
-def _outcome_line(outcome: TrialOutcome, num_repeats: int, *, trains_fully: bool) -> str:
-    name = outcome.trial.name + (f", repeat {outcome.repeat}" if num_repeats > 1 else "")
-    if outcome.result is None:
-        return f"{name}: failed: {outcome.error}"
-    top1 = compute_mean_top1([outcome.result]) if trains_fully else None
+def _outcome_line(outcome: TrialOutcome, options: ScaleOptions) -> str:
+    top1 = compute_mean_top1([outcome.result]) if options.trains_fully and outcome.result is not None else None
     accuracy_text = f", top-1 {accuracy(top1.value)}" if top1 is not None else ""
     known = " (from an earlier start)" if outcome.is_reused else ""
-    rate = outcome.result.throughput.images_per_s
-    speed = f"{rate:,.0f} images/s" if rate > 0 else "no step was counted after measure.warmup_steps"
-    return f"{name}: {speed}{accuracy_text}{known}"
-
-
-def _raise_if_all_failed(outcomes: Sequence[TrialOutcome]) -> None:
-    if any(outcome.result is not None for outcome in outcomes):
-        return
-    first = outcomes[0]
-    if first.exit_code == 1:  # a bug of paceline's: print its traceback too
-        print(
-            *(line for line in first.stderr.splitlines() if not line.startswith("error: ")), sep="\n", file=sys.stderr
-        )
-    raise TrialError(first.error, first.exit_code)
+    return f"{describe_outcome(outcome, options.num_repeats)}{accuracy_text}{known}"
 
 
 def _write_points(result: ScaleResult, folder: ExperimentDir) -> None:

@@ -285,7 +285,7 @@ def _prepare_ladder(request: SubmitRequest, shape: JobShape, *, array: bool) -> 
 
     options = request.parse()
     ladder_request, args = build_ladder_request(options), split_ladder_args(options)
-    ladder, loaded, name = ladder_request.ladder, ladder_request.loaded, args.ladder or AUTO_LADDER
+    ladder, loaded, name = ladder_request.ladder, ladder_request.runs.loaded, args.ladder or AUTO_LADDER
     is_frozen = not _is_preset(ladder.recipe)
     recipe = str(find_recipe(ladder.recipe).absolute()) if is_frozen else ladder.recipe
     text = "" if name in list_ladders() else dump_ladder(ladder.model_copy(update={"recipe": recipe}))

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.experiment import finish_experiment, locked_experiment, read_finished
+from paceline.cli.experiment import Session, finish_experiment, locked_experiment, run_experiment
+from paceline.cli.options import ScaleOptions
 from paceline.core.experiments.experiment_dir import ExperimentDir
-from paceline.core.experiments.results import LadderResult, Predicted, PredictionResult
+from paceline.core.experiments.results import Predicted, PredictionResult
 
 POINT = Predicted(
     ranks=8,
@@ -25,12 +26,17 @@ POINT = Predicted(
 RESULT = PredictionResult(basis="points", source="a.csv", form="T = t", terms={"t": 1.0}, predictions=(POINT,))
 
 
-def test_a_finished_experiment_is_found_by_its_kind(tmp_path: Path) -> None:
-    folder = ExperimentDir(tmp_path)
-    assert read_finished(folder, PredictionResult) is None
-    folder.write(RESULT)
-    assert read_finished(folder, PredictionResult) == RESULT
-    assert read_finished(folder, LadderResult) is None
+def test_a_finished_experiment_is_not_run_again(tmp_path: Path) -> None:
+    started: list[ExperimentDir] = []
+
+    def run(session: Session) -> PredictionResult:
+        started.append(session.folder)
+        return RESULT
+
+    for _ in range(2):
+        options = ScaleOptions(run_dir=tmp_path / "e")
+        assert run_experiment("x", {}, options, run) == 0
+    assert len(started) == 1
 
 
 def test_the_result_is_written_after_the_tables_and_the_removal_of_data(

@@ -103,7 +103,7 @@ def ladder(monkeypatch: pytest.MonkeyPatch, started: list[str]) -> Callable[...,
             started.append(Path(command[command.index("--run-dir") + 1]).name)
             return Child(command, fails)
 
-        monkeypatch.setattr(verb, "TrialRunner", partial(TrialRunner, spawn=start))
+        monkeypatch.setattr("paceline.cli.experiment.TrialRunner", partial(TrialRunner, spawn=start))
         folder = None if run_dir is None else Path(run_dir)
         return verb.ladder(LadderOptions(args=["own.yaml", *words], ranks="1", run_dir=folder, **options))
 

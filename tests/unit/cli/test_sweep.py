@@ -59,7 +59,7 @@ class FakeRunner:
 def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that sweeps digits in `tmp_path/sweep`, with runs that are made up."""
     FakeRunner.ran = []
-    monkeypatch.setattr(under_test, "TrialRunner", FakeRunner)
+    monkeypatch.setattr("paceline.cli.experiment.TrialRunner", FakeRunner)
     monkeypatch.chdir(tmp_path)
 
     def of(varied: str, repeats: int = 2, *, as_json: bool = False) -> int:

@@ -58,7 +58,7 @@ class FakeRunner:
 @pytest.fixture
 def tune(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Return a function that tunes digits in `tmp_path/tune`, with runs that are made up."""
-    monkeypatch.setattr(under_test, "TrialRunner", FakeRunner)
+    monkeypatch.setattr("paceline.cli.experiment.TrialRunner", FakeRunner)
     monkeypatch.chdir(tmp_path)
 
     def of(*words: str, **options: Any) -> int:
@@ -87,7 +87,7 @@ def test_the_warning_that_slurm_sends_interrupts_a_search(tune, monkeypatch: pyt
             signal.raise_signal(signal.SIGUSR1)
             return super().run(trial, repeat)
 
-    monkeypatch.setattr(under_test, "TrialRunner", Warned)
+    monkeypatch.setattr("paceline.cli.experiment.TrialRunner", Warned)
     before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -133,7 +133,7 @@ def test_a_search_that_has_ended_is_shown_and_not_made_again(
 ) -> None:
     tune()
     capsys.readouterr()
-    monkeypatch.setattr(under_test, "TrialRunner", None)
+    monkeypatch.setattr("paceline.cli.experiment.TrialRunner", None)
     assert tune() == 0
     assert "1.50x" in capsys.readouterr().out
 
