@@ -11,18 +11,19 @@ from typing import Any, Final, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from paceline.core.dataset import Split
 from paceline.core.errors import RecipeError
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.augment.mixup import NoMixing
 from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.interop.data_loaders import (
+    Dataset,
     EvalLoader,
     Prefetcher,
     SharedResources,
     SplitPipeline,
     TrainLoader,
-    build_dataset,
     even_batch,
 )
 from paceline.interop.distributed import find_device, find_rank, unchosen_gpu
@@ -116,36 +117,32 @@ def _build_train_loader(context: RunContext, dtype: torch.dtype, shared: SharedR
             "data.augment: mixup and cutmix mix normalised images, but dtype is torch.uint8 (use a float dtype, or "
             "leave them out)"
         )
+    finish = replace(finish, normalize=_build_normalize(transfer, dtype))
     loader = context.create_train_loader(transfer)
-    pipeline = SplitPipeline(
-        loader=loader,
-        prefetcher=_build_prefetcher(context, loader, _MAX_STEPS),
-        bad_images=_build_bad_images(context).for_split("train"),
-        transfer=transfer,
-        finish=replace(finish, normalize=_build_normalize(transfer, dtype)),
-        dataset=build_dataset(context.datasets.train.info, context.plan.image_size, *context.mean_and_std),
-    )
+    pipeline = _build_pipeline(context, "train", loader, _MAX_STEPS, transfer, finish)
     return TrainLoader(pipeline=pipeline, plan=context.plan, seed=context.recipe.seed, shared=shared)
 
 
 def _build_eval_loader(context: RunContext, dtype: torch.dtype, shared: SharedResources) -> EvalLoader:
-    transfer, source = _build_transfer(context, dtype), context.datasets.val
-    loader, num_batches = context.create_eval_loader(source, context.plan.val_images)
-    pipeline = SplitPipeline(
-        loader=loader,
-        prefetcher=_build_prefetcher(context, loader, num_batches),
-        bad_images=_build_bad_images(context).for_split("val"),
-        transfer=transfer,
-        finish=DeviceTransforms((), _build_normalize(transfer, dtype), NoMixing()),
-        dataset=build_dataset(source.info, context.plan.eval_image_size, *context.mean_and_std),
-    )
+    transfer = _build_transfer(context, dtype)
+    finish = DeviceTransforms((), _build_normalize(transfer, dtype), NoMixing())
+    loader, num_batches = context.create_eval_loader(context.datasets.val, context.plan.val_images)
+    pipeline = _build_pipeline(context, "val", loader, num_batches, transfer, finish)
     return EvalLoader(pipeline=pipeline, num_batches=num_batches, batch_size=context.plan.eval_batch, shared=shared)
 
 
-def _build_prefetcher(context: RunContext, loader: Loader, stop: int) -> Prefetcher:
+def _build_pipeline(
+    context: RunContext, split: Split, loader: Loader, stop: int, transfer: DeviceTransfer, finish: DeviceTransforms
+) -> SplitPipeline:
+    info = (context.datasets.train if split == "train" else context.datasets.val).info
+    size = context.plan.image_size if split == "train" else context.plan.eval_image_size
+    bad_images = BadImageRegistry(
+        context.datasets, context.recipe.data.max_bad_images, sorted, _warn_bad_image, []
+    ).for_split(split)
     prefetcher = Prefetcher(loader, stop)
     context.exit_stack.callback(prefetcher.close)
-    return prefetcher
+    dataset = Dataset(info.class_names, info.num_images, info.channels, size, *context.mean_and_std)
+    return SplitPipeline(loader, prefetcher, bad_images, transfer, finish, dataset)
 
 
 def _build_transfer(context: RunContext, dtype: torch.dtype) -> DeviceTransfer:
@@ -162,10 +159,6 @@ def _build_normalize(transfer: DeviceTransfer, dtype: torch.dtype) -> Callable[[
 
 def _identity(images: Tensor) -> Tensor:
     return images
-
-
-def _build_bad_images(context: RunContext) -> BadImageRegistry:
-    return BadImageRegistry(context.datasets, context.recipe.data.max_bad_images, sorted, _warn_bad_image, [])
 
 
 def _warn_bad_image(bad: Mapping[str, str | int]) -> None:

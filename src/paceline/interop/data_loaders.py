@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import CheckpointError
 from paceline.core.results import LoaderResult
 from paceline.data.augment.build import DeviceTransforms
@@ -76,11 +75,6 @@ class Dataset:
         return {name: label for label, name in enumerate(self.classes)}
 
 
-def build_dataset(info: DatasetInfo, image_size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
-    """Return the metadata of a split whose finished images are `image_size` pixels squared."""
-    return Dataset(info.class_names, info.num_images, info.channels, image_size, mean, std)
-
-
 class SharedResources:
     """Keep `resources` open until no loader refers to this object, or the program exits."""
 
@@ -116,7 +110,31 @@ class SplitPipeline:
         self.loader.close()
 
 
-class TrainLoader:
+class _SplitLoader:
+    """Loader of one split."""
+
+    def __init__(self, pipeline: SplitPipeline, shared: SharedResources) -> None:
+        self._pipeline = pipeline
+        self._shared: SharedResources | None = shared
+
+    @property
+    def dataset(self) -> Dataset:
+        """Metadata of the split: `classes`, `num_images`, ..."""
+        return self._pipeline.dataset
+
+    def close(self) -> None:
+        """Stop prefetching, and release what is shared with the other split's loader."""
+        self._pipeline.close()
+        self._shared = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TrainLoader(_SplitLoader):
     """Yield (images, targets) of this rank's part of each batch, one epoch per iteration.
 
     `images` are float [N, C, H, W], normalised, or uint8 on request. `targets` are labels, int64 [N], or with mixup or
@@ -131,10 +149,9 @@ class TrainLoader:
     """
 
     def __init__(self, *, pipeline: SplitPipeline, plan: Plan, seed: int, shared: SharedResources) -> None:
-        self._pipeline = pipeline
+        super().__init__(pipeline, shared)
         self._plan = plan
         self._seed = seed
-        self._shared: SharedResources | None = shared
         self._step = 0  # the global step of the next batch
         self._start = 0  # the global step of the first batch of the next iteration
 
@@ -156,11 +173,6 @@ class TrainLoader:
     def batch_size(self) -> int:
         """Images per batch on this rank: `data.batch_size` over the number of ranks."""
         return self._plan.rank_batch
-
-    @property
-    def dataset(self) -> Dataset:
-        """Metadata of the split: `classes`, `num_images`, ..."""
-        return self._pipeline.dataset
 
     @property
     def epoch(self) -> int:
@@ -222,23 +234,12 @@ class TrainLoader:
         """Return loader timings so far, waiting time included; None with `measure.clock` off."""
         return self._pipeline.loader.stats()
 
-    def close(self) -> None:
-        """Stop prefetching, and release what is shared with the other split's loader."""
-        self._pipeline.close()
-        self._shared = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     @property
     def _order(self) -> dict[str, int]:
         return {"seed": self._seed, "batch_size": self._plan.batch_size, "num_images": self._plan.train_images}
 
 
-class EvalLoader:
+class EvalLoader(_SplitLoader):
     """Yield (images, labels) of this rank's share of the validation split, the same in every iteration.
 
     `images` are float [N, C, H, W], normalised, or uint8 on request, `labels` int64 [N], both on the device. Every
@@ -250,10 +251,9 @@ class EvalLoader:
     """
 
     def __init__(self, *, pipeline: SplitPipeline, num_batches: int, batch_size: int, shared: SharedResources) -> None:
-        self._pipeline = pipeline
+        super().__init__(pipeline, shared)
         self._num_batches = num_batches
         self._batch_size = batch_size
-        self._shared: SharedResources | None = shared
 
     def __len__(self) -> int:
         """Return the number of batches on this rank."""
@@ -274,22 +274,6 @@ class EvalLoader:
     def batch_size(self) -> int:
         """Maximum number of images per batch, on this rank."""
         return self._batch_size
-
-    @property
-    def dataset(self) -> Dataset:
-        """Metadata of the split: `classes`, `num_images`, ..."""
-        return self._pipeline.dataset
-
-    def close(self) -> None:
-        """Stop prefetching, and release what is shared with the other split's loader."""
-        self._pipeline.close()
-        self._shared = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def even_batch(num_images: int, batch_size: int, world_size: int) -> int:

@@ -1,9 +1,7 @@
 """Build a model from the recipe's section `model`: built-in, torchvision, timm or plugin."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +27,7 @@ _BUILTIN_MODELS: dict[str, Callable[..., nn.Module]] = {
     "speednet96": partial(SpeedNet, block_channels=(128, 384, 512), batch_norm_momentum=0.1, is_residual=True),
 }
 MODEL_NAMES: tuple[str, ...] = tuple(_BUILTIN_MODELS)
-"""Built-in models without probe models. Only these support `width` and all values of `norm`."""
+"""Built-in models without `empty`. Only these support `width` and all values of `norm`."""
 _UNSUPPORTED_FIELDS: dict[str, tuple[str, ...]] = {
     "wideresnet_course": ("zero_init_residual",),  # branches end in a ReLU: initialized to zero, they would stay zero
     "speednet94": ("zero_init_residual", "drop_path"),  # no residual branches
@@ -124,15 +122,12 @@ def check_sync_batch_norm(model: nn.Module, name: str) -> None:
         )
 
 
-_PROBE_MODELS: dict[str, Callable[..., nn.Module]] = {"empty": EmptyModel}
-
-
 def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module:
     """Build the untrained model: float images [N, channels, H, W] to logits [N, num_classes].
 
     Initial weights depend on torch's global generator alone; `section.weights` is not loaded. Parameters in
-    `section.freeze` get `requires_grad=False`. Raise `RecipeError` for an unknown name, if timm is not installed, for a
-    plugin that cannot be built, and for a setting without effect on this model.
+    `section.freeze` get `requires_grad=False`. Raise `RecipeError` for an unknown name, for a plugin that
+    cannot be built, and for a setting without effect on this model.
     """
     # Options of the section override a library's own defaults.
     library, colon, name = section.name.partition(":")
@@ -153,7 +148,7 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
 
 def _build_builtin(section: Model, num_classes: int, channels: int) -> nn.Module:
     name = section.name
-    known = _BUILTIN_MODELS | _PROBE_MODELS
+    known = _BUILTIN_MODELS | {"empty": EmptyModel}
     if name not in known:
         full_name = _find_library_name(name)
         if full_name:
@@ -162,7 +157,7 @@ def _build_builtin(section: Model, num_classes: int, channels: int) -> nn.Module
         raise _unknown_model_error(name, [*known, *([f"torchvision:{bare}", f"timm:{bare}"] if bare else [])])
     without = _UNSUPPORTED_FIELDS.get(name, ())
     for field in without:
-        if _is_set(section, field):
+        if section.is_set(field):
             others = [each for each in MODEL_NAMES if field not in _UNSUPPORTED_FIELDS.get(each, ())]
             raise _no_effect_error(section, field, f"one of {', '.join(others)}")
     settings = {field: getattr(section, field) for field in BUILT_IN_MODELS_ONLY if field not in without}
@@ -171,13 +166,10 @@ def _build_builtin(section: Model, num_classes: int, channels: int) -> nn.Module
 
 def _find_library_name(bare: str) -> str:
     """Return the full name of a torchvision or timm model given without its library, or ""."""
+    import timm
     from torchvision import models
 
-    libraries = {"torchvision": models.list_models(module=models)}
-    if find_spec("timm"):
-        import timm
-
-        libraries["timm"] = timm.list_models()
+    libraries = {"torchvision": models.list_models(module=models), "timm": timm.list_models()}
     for library, names in libraries.items():
         name = next((each for each in names if each.casefold() == bare.casefold()), "")
         if name:
@@ -188,7 +180,7 @@ def _find_library_name(bare: str) -> str:
 def _build_plugin(section: Model, num_classes: int, channels: int) -> nn.Module:
     _check_no_builtin_fields(section)
     for field in ("zero_init_residual", "drop_path"):
-        if _is_set(section, field):
+        if section.is_set(field):
             raise _no_effect_error(section, field, f"model.args, or one of {', '.join(_RESIDUAL_MODELS)}")
     plugin = PluginRef("model", section.name, section.args, MODEL)
     model = plugin.make(num_classes=num_classes, in_channels=channels)
@@ -231,38 +223,28 @@ def _build_timm(section: Model, name: str, num_classes: int, channels: int) -> n
     if name not in known:
         raise _unknown_model_error(section.name, [f"timm:{other}" for other in known])
     _check_no_builtin_fields(section)
-    create = partial(timm.create_model, name, pretrained=False, num_classes=num_classes, in_chans=channels)
     fields = {"drop_path_rate": "drop_path", "zero_init_last": "zero_init_residual"}
-    return _create_with_known_options(create, fields, section)
-
-
-def _create_with_known_options(
-    create: Callable[..., nn.Module], fields: Mapping[str, str], section: Model
-) -> nn.Module:
-    """Call `create` with the options that it accepts; `fields` maps options to fields of the section."""
-    options: dict[str, Any] = {option: getattr(section, field) for option, field in fields.items()}
+    options = {option: getattr(section, field) for option, field in fields.items()}
     # timm does not list a model's options, so drop those that it rejects one by one.
     while True:
         try:
-            return create(**options)
+            model: nn.Module = timm.create_model(
+                name, pretrained=False, num_classes=num_classes, in_chans=channels, **options
+            )
+            return model
         except TypeError as error:
             unknown = next((option for option in options if f"'{option}'" in str(error)), None)
             if unknown is None:
                 raise
-        if _is_set(section, fields[unknown]):
+        if section.is_set(fields[unknown]):
             raise _no_effect_error(section, fields[unknown], f"one of {', '.join(_RESIDUAL_MODELS)} or timm:resnet50")
         del options[unknown]
 
 
 def _check_no_builtin_fields(section: Model) -> None:
     for field in ("norm", "width"):
-        if _is_set(section, field) and getattr(section, field) != "sync_batch":
+        if section.is_set(field) and getattr(section, field) != "sync_batch":
             raise _no_effect_error(section, field, f"one of {', '.join(MODEL_NAMES)}")
-
-
-def _is_set(section: Model, field: str) -> bool:
-    is_default: bool = getattr(section, field) == Model.model_fields[field].default
-    return not is_default
 
 
 def _no_effect_error(section: Model, field: str, alternative: str) -> RecipeError:

@@ -59,12 +59,6 @@ def test_an_unknown_name_is_one_line_with_the_nearest_name(name, hint):
     assert error_of(Model(name=name)) == f"model.name: {name!r} is not a model ({hint})"
 
 
-def test_without_timm_a_bare_name_that_only_it_has_is_unknown(monkeypatch):
-    monkeypatch.setattr("paceline.models.build.find_spec", lambda name: None)
-    assert "timm:mobilenetv3" not in error_of(Model(name="mobilenetv3_small_100"))
-    assert "torchvision:resnet18" in error_of(Model(name="resnet18"))
-
-
 def test_a_library_that_is_misspelt_is_a_module_that_is_not_there_with_the_nearest_name():
     expected = "model.name: torchvison:resnet18: there is no module torchvison (did you mean 'torchvision'?)"
     assert error_of(Model(name="torchvison:resnet18")) == expected

@@ -33,6 +33,10 @@ class Section(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
+    def is_set(self, field: str) -> bool:
+        """Return whether `field` differs from its default."""
+        return bool(getattr(self, field) != type(self).model_fields[field].default)
+
 
 def refuse(path: str, message: str) -> NoReturn:
     """Raise the error of a validator over several sections for the field at `path`."""

@@ -114,9 +114,9 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _refuse_settings_without_effect(self) -> Self:
-        if self.eval_resize == "stretch" and self.eval_crop != type(self).model_fields["eval_crop"].default:
+        if self.eval_resize == "stretch" and self.is_set("eval_crop"):
             raise ValueError("eval_crop has no effect with eval_resize stretch (set eval_resize=crop)")
-        if self.on_bad_image == "fail" and self.max_bad_images != type(self).model_fields["max_bad_images"].default:
+        if self.on_bad_image == "fail" and self.is_set("max_bad_images"):
             raise ValueError("max_bad_images has no effect with on_bad_image fail (set on_bad_image=skip)")
         if self.loader in ("nvjpeg", "native", "threads", "processes") and self.workers == 0:
             raise ValueError(f"loader {self.loader} cannot work with workers 0 (set workers=1, or loader=auto)")

@@ -50,7 +50,7 @@ class Checkpoint(Section):
         if self.every != "off":
             return self
         for name in ("keep", "keep_best", "keep_every", "background", "on_failure"):
-            if getattr(self, name) != type(self).model_fields[name].default:
+            if self.is_set(name):
                 raise ValueError(f"{name} has no effect with every off (set every=1ep)")
         return self
 
@@ -75,7 +75,7 @@ class Measure(Section):
     @model_validator(mode="after")
     def _check_effect(self) -> Self:
         for name in ("warmup_steps", "communication", "trace", "nvtx"):
-            if self.clock == "off" and getattr(self, name) != type(self).model_fields[name].default:
+            if self.clock == "off" and self.is_set(name):
                 raise ValueError(f"{name} has no effect with clock off (set clock=on)")
         if self.nvtx == "ops" and self.trace != "off":
             raise ValueError("nvtx=ops and trace both need torch's profiler, which is one (set nvtx=on, or trace=off)")

@@ -287,11 +287,10 @@ class Parallel(Section):
     @model_validator(mode="after")
     def _check_strategy(self) -> Self:
         for name, strategy in _ONLY_FOR_STRATEGY.items():
-            default = type(self).model_fields[name].default
-            if getattr(self, name) != default and self.strategy != strategy:
+            if self.is_set(name) and self.strategy != strategy:
                 raise ValueError(f"{name} has no effect with strategy {self.strategy} (set strategy={strategy})")
         for name in ("check_replicas", "compression", "static_graph"):
-            if not self.sync_gradients and getattr(self, name) != type(self).model_fields[name].default:
+            if not self.sync_gradients and self.is_set(name):
                 raise ValueError(f"{name} has no effect with sync_gradients false (set sync_gradients=true)")
         if self.powersgd_rank != "auto" and self.compression != "powersgd":
             raise ValueError(
