@@ -174,7 +174,7 @@ class LadderRunner:
             starved=starved_note(results),
             prepare_s=prepare_s,
             runs=tuple(each.folder for each in outcomes),
-            **_summarize_runs(results, apply_patch(self.recipe, state.patch)),
+            **_summarize_runs(results, self._get_batch_size(state, results)),
         )
         return replace(state, results=results), result
 
@@ -197,7 +197,8 @@ class LadderRunner:
             status = "left_out" if is_refused else "failed"
             result = _describe_rung(rung, added, status=status, why=why, below=below.name, prepare_s=prepare_s)
             return self._report_result(below, result)
-        measured = _evaluate_pairs(rung, pairs, apply_patch(self.recipe, state.patch))
+        batch_size = self._get_batch_size(state, pairs.candidate_results)
+        measured = _evaluate_pairs(rung, pairs, batch_size, self.recipe.measure.warmup_steps)
         ratio = pairs.ratio
         over_first = product_interval([*below.ratios, ratio])
         result = _describe_rung(
@@ -250,6 +251,9 @@ class LadderRunner:
         )
         baseline, candidate = (partial(self._run_trial, trial) for trial in trials)
         return baseline, candidate
+
+    def _get_batch_size(self, state: LadderState, results: Sequence[RunResult]) -> int:
+        return resolve_batch(apply_patch(self.recipe, state.patch), results[-1].world_size).data.global_batch_size
 
     def _run_trial(self, unseeded: Trial, repeat: int) -> TrialOutcome:
         trial = unseeded.in_turn(repeat)
@@ -309,9 +313,9 @@ def _describe_rung(rung: Rung, added: Patch, **fields: Any) -> RungResult:
     return RungResult(name=rung.name, explains=rung.explains, patch=patch, expects=rung.expects, **fields)
 
 
-def _evaluate_pairs(rung: Rung, pairs: PairedRuns, recipe: Recipe) -> dict[str, Any]:
+def _evaluate_pairs(rung: Rung, pairs: PairedRuns, batch_size: int, warmup_steps: int) -> dict[str, Any]:
     candidates, baselines = pairs.candidate_results, pairs.baseline_results
-    parity = pairs.parity(recipe.measure.warmup_steps) if rung.parity == "same" else None
+    parity = pairs.parity(warmup_steps) if rung.parity == "same" else None
     starved = starved_note((*candidates, *baselines))
     is_kept, why = _decide_if_kept(rung, pairs.ratio, parity, starved)
     stages, stages_below = _mean_stages(candidates), _mean_stages(baselines)
@@ -322,7 +326,7 @@ def _evaluate_pairs(rung: Rung, pairs: PairedRuns, recipe: Recipe) -> dict[str, 
         "shrank": {name: (stages_below.get(name, 0.0), stages.get(name, 0.0)) for name in rung.expects},
         "parity": parity,
         "runs": tuple(each.folder for pair in zip(pairs.baselines, pairs.candidates, strict=True) for each in pair),
-        **_summarize_runs(candidates, recipe),
+        **_summarize_runs(candidates, batch_size),
     }
 
 
@@ -346,12 +350,11 @@ def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, st
     return False, f"{what}: {measured}" + (" (ask for --repeats 3)" if ratio.n == 1 else "")
 
 
-def _summarize_runs(results: Sequence[RunResult], recipe: Recipe) -> dict[str, Any]:
-    speeds, ranks = collect_throughputs(results), results[-1].world_size
+def _summarize_runs(results: Sequence[RunResult], batch_size: int) -> dict[str, Any]:
+    speeds = collect_throughputs(results)
     images_per_s = mean_interval(speeds)
     # Memory is the maximum over runs: it must fit in each of them.
     memory = [result.memory for result in results if result.memory is not None]
-    batch_size = resolve_batch(recipe, ranks).data.global_batch_size
     compiling = [result.account.compile_s for result in results if result.account is not None]
     return {
         "images_per_s": images_per_s,
@@ -364,7 +367,7 @@ def _summarize_runs(results: Sequence[RunResult], recipe: Recipe) -> dict[str, A
         "host_bytes": max((each.host_bytes for each in memory), default=None),
         "device_bytes": max((each.device_bytes for each in memory if each.device_bytes is not None), default=None),
         "verdict": results[-1].verdict,
-        "ranks": ranks,
+        "ranks": results[-1].world_size,
     }
 
 

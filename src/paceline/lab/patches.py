@@ -8,6 +8,7 @@ from paceline.recipe.load import ALTERNATIVES, Patch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.optim import Muon
+from paceline.recipe.schema.recipe import Checkpoint
 from paceline.recipe.schema.source import Lmdb, Pack
 
 SOURCE_SECTION: Final = "data.source"
@@ -91,29 +92,28 @@ def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_sh
         assignments.append(("optim.sgd_lr", _round_lr(recipe.optim.sgd_lr * lr_share)))
     if "train.eval_every" not in keys:
         assignments += [("train.eval_every", "off"), ("train.stop", "off"), ("train.eval_train", "off")]
-    assignments += disable_checkpoints(recipe, user_patch)
+    assignments += disable_checkpoints(recipe.checkpoint, user_patch)
     if not any(key.startswith("data.progressive") for key in keys):
         assignments.append(("data.progressive", "off"))
     if str(recipe.log.every).endswith("%"):
-        assignments += reset_to_defaults(recipe, "log", ("every",))
+        assignments += reset_to_defaults(recipe.log, "log", ("every",))
     if str(recipe.parallel.check_replicas).endswith("%"):
         assignments.append(("parallel.check_replicas", "off"))
-    assignments += reset_to_defaults(recipe, "measure", _MEASURE_FIELDS)
+    assignments += reset_to_defaults(recipe.measure, "measure", _MEASURE_FIELDS)
     assignments.append(("log.report", "off"))  # a profile writes one report at its end
     return drop_unchanged_settings(recipe, assignments)
 
 
-def disable_checkpoints(recipe: Recipe, user_patch: Patch) -> list[Assignment]:
+def disable_checkpoints(section: Checkpoint, user_patch: Patch) -> list[Assignment]:
     """Return the settings that turn checkpoints off, none if `user_patch` sets `checkpoint.every`."""
     if any(path == "checkpoint.every" for path, _ in user_patch.assignments):
         return []
-    return [("checkpoint.every", "off"), *reset_to_defaults(recipe, "checkpoint", _CHECKPOINT_FIELDS)]
+    return [("checkpoint.every", "off"), *reset_to_defaults(section, "checkpoint", _CHECKPOINT_FIELDS)]
 
 
-def reset_to_defaults(recipe: Recipe, section: str, names: tuple[str, ...]) -> list[Assignment]:
-    """Return the settings that reset fields of a section to the schema's defaults."""
-    fields = type(getattr(recipe, section)).model_fields
-    return [(f"{section}.{name}", fields[name].default) for name in names]
+def reset_to_defaults(section: Section, path: str, names: tuple[str, ...]) -> list[Assignment]:
+    """Return the settings that reset fields of the section at `path` to the schema's defaults."""
+    return [(f"{path}.{name}", type(section).model_fields[name].default) for name in names]
 
 
 def drop_unchanged_settings(recipe: Recipe, assignments: list[Assignment]) -> Patch:
@@ -129,9 +129,9 @@ def drop_unchanged_settings(recipe: Recipe, assignments: list[Assignment]) -> Pa
     return Patch(tuple(changed))
 
 
-def get_setting(recipe: Recipe, path: str) -> object:
-    """Return a setting as written: durations and sections as text; None if there is no such field."""
-    value: Any = recipe
+def get_setting(section: Section, path: str) -> object:
+    """Return a setting below `section` as written: durations and sections as text; None if there is no such field."""
+    value: Any = section
     for name in path.split("."):
         value = getattr(value, name, None) if isinstance(value, Section) else None
     return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -9,7 +9,7 @@ from paceline.lab.patches import Assignment, drop_unchanged_settings, reset_to_d
 from paceline.lab.trial import Trial, apply_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.optim import Muon
+from paceline.recipe.schema.optim import Muon, OptimSection
 from paceline.recipe.schema.train import Parallel
 
 BASE: Final = "base"
@@ -78,13 +78,13 @@ def _iter_probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[As
         if recipe.data.replay not in (replay, "device"):
             yield name, explains, [("data.replay", replay), ("log.samples", False)]
     if _averages_gradients(recipe.parallel, ranks):
-        cleanup = reset_to_defaults(recipe, "parallel", _SYNC_FIELDS)
+        cleanup = reset_to_defaults(recipe.parallel, "parallel", _SYNC_FIELDS)
         yield FREE_COMMUNICATION, "averaging gradients", [("parallel.sync_gradients", False), *cleanup]
     if recipe.model.name != "empty":
         cleanup = [
             ("train.compile", "off"),
-            *reset_to_defaults(recipe, "model", _MODEL_FIELDS),
-            *_build_optimizer_overrides(recipe),
+            *reset_to_defaults(recipe.model, "model", _MODEL_FIELDS),
+            *_build_optimizer_overrides(recipe.optim),
         ]
         if recipe.model.memory_format == "channels_last":
             # `auto` is the same format, without the error for a model without convolutions.
@@ -96,9 +96,9 @@ def _averages_gradients(section: Parallel, ranks: int) -> bool:
     return ranks > 1 and section.strategy == "ddp" and section.sync_gradients
 
 
-def _build_optimizer_overrides(recipe: Recipe) -> list[Assignment]:
+def _build_optimizer_overrides(section: OptimSection) -> list[Assignment]:
     # The empty model has no matrices, norms, biases or layers, which some optimizer settings require.
-    layers: list[Assignment] = [] if recipe.optim.layer_decay == "off" else [("optim.layer_decay", "off")]
-    if isinstance(recipe.optim, Muon):
-        return [("optim.name", "sgd"), ("optim.lr", recipe.optim.lr), *layers]
+    layers: list[Assignment] = [] if section.layer_decay == "off" else [("optim.layer_decay", "off")]
+    if isinstance(section, Muon):
+        return [("optim.name", "sgd"), ("optim.lr", section.lr), *layers]
     return [("optim.norm_and_bias_lr", 1.0), *layers]

@@ -60,7 +60,7 @@ def collect_runs(name: str, outcomes: Sequence[TrialOutcome]) -> TrialRuns:
 
 def build_full_run_patch(recipe: Recipe, user_patch: Patch) -> Patch:
     """Return the patch for a full run without early stopping, and without checkpoints unless `user_patch` sets them."""
-    return drop_unchanged_settings(recipe, [("train.stop", "off"), *disable_checkpoints(recipe, user_patch)])
+    return drop_unchanged_settings(recipe, [("train.stop", "off"), *disable_checkpoints(recipe.checkpoint, user_patch)])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Studies over numbers of ranks, and over batch size, warm-up and learning-rate rule: plan and evaluate their runs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
 from typing import Any, Final, Literal
@@ -11,7 +11,7 @@ from paceline.core.results import CPU_STARVED, RunResult, epoch_seconds, starved
 from paceline.core.run_dir import read_lines
 from paceline.core.statistics import Interval, TargetCriterion, mean_interval, ratio_interval
 from paceline.core.units import Duration, count, number
-from paceline.lab.patches import reset_to_defaults
+from paceline.lab.patches import Assignment, drop_unchanged_settings, reset_to_defaults
 from paceline.lab.predict.points import POINT_COLUMNS
 from paceline.lab.repeat import collect_runs
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch
@@ -273,8 +273,17 @@ def plan_cells(recipe: Recipe, grid: BatchGrid, ranks: int, nodes: int, length: 
 def _plan_cell(
     recipe: Recipe, batch_size: int, warmup: Duration | None, rule: str, base: int, whole: Trial
 ) -> BatchCell:
-    added = _iter_assignments(recipe, batch_size, warmup, rule, base)
-    patch = Patch((*whole.patch.assignments, *added))
+    scaling = "none" if rule == ANY_RULE else rule
+    settings: list[Assignment] = [
+        ("data.batch_size", batch_size),
+        ("optim.lr_scaling", scaling),
+        ("optim.base_batch_size", "auto" if scaling == "none" else base),
+    ]
+    if warmup is not None:
+        settings.append(("schedule.warmup", str(warmup)))
+        if not warmup.value and not isinstance(recipe.schedule, OneCycle):  # these have no effect without a warm-up
+            settings += reset_to_defaults(recipe.schedule, "schedule", ("warmup_start", "warmup_shape", "warmup_by"))
+    patch = Patch((*whole.patch.assignments, *drop_unchanged_settings(recipe, settings).assignments))
     cell = BatchCell(batch_size, _format_warmup(recipe.schedule, warmup), rule, recipe.optim.lr, None)
     try:
         varied = apply_patch(recipe, patch)
@@ -283,23 +292,6 @@ def _plan_cell(
         return replace(cell, error=str(error))
     lr = varied.optim.lr * lr_factor(varied.optim, batch_size)
     return replace(cell, lr=lr, case=replace(whole, name=cell.name, patch=patch))
-
-
-def _iter_assignments(
-    recipe: Recipe, batch_size: int, warmup: Duration | None, rule: str, base: int
-) -> Iterable[tuple[str, Any]]:
-    if batch_size != recipe.data.global_batch_size:
-        yield "data.batch_size", batch_size
-    scaling = "none" if rule == ANY_RULE else rule
-    if scaling != recipe.optim.lr_scaling:
-        yield "optim.lr_scaling", scaling
-    wanted = "auto" if scaling == "none" else base
-    if wanted != recipe.optim.base_batch_size:
-        yield "optim.base_batch_size", wanted
-    if warmup is not None and str(warmup) != _format_warmup(recipe.schedule, None):
-        yield "schedule.warmup", str(warmup)
-        if not warmup.value and not isinstance(recipe.schedule, OneCycle):  # these have no effect without a warm-up
-            yield from reset_to_defaults(recipe, "schedule", ("warmup_start", "warmup_shape", "warmup_by"))
 
 
 def _format_warmup(schedule: ScheduleSection, warmup: Duration | None) -> str:
