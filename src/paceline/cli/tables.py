@@ -1,6 +1,6 @@
 """Print rows and tables of text, and where a run is."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from paceline.core.run_dir import RunDir
 from paceline.data.files import printable
@@ -29,17 +29,6 @@ def print_run_dir(rundir: RunDir) -> None:
     print(f"run directory: {printable(rundir.path)}")
     if rundir.report.is_file():
         print(f"report: {printable(rundir.report)}")
-
-
-def bottleneck_line(verdict: Mapping[str, str]) -> str:
-    """Return bottleneck, evidence, potential gain and advice, as far as known."""
-    ceiling, to_try = verdict.get("ceiling", ""), verdict["try"]
-    parts = [f"{verdict['bottleneck']}. {verdict['evidence']}"]
-    if ceiling:
-        parts.append(f"{ceiling[0].upper()}{ceiling[1:]}.")
-    if to_try:
-        parts.append(f"Try {to_try}.")
-    return " ".join(parts)
 
 
 def print_rows(rows: Sequence[tuple[str, ...]], title: str) -> None:

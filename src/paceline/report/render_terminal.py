@@ -40,7 +40,9 @@ def print_page(page: ReportPage) -> None:
     """Print the title, status and summary of a page."""
     _build_console().print(clean_lines(f"{page.title}: {page.status}"), style="bold", soft_wrap=True)
     facts, summary = [figure.row for figure in page.figures], page.summary
+    commands: list[Block] = []
     if page.verdict is not None:
+        commands = [Paragraph("To try:"), Command(page.verdict.command)] if page.verdict.command else []
         texts = (f"{page.verdict.bottleneck}.", page.verdict.evidence, page.verdict.ceiling, page.verdict.advice)
         facts.append(("bottleneck", TableCell(" ".join(filter(None, texts)))))
     match page.summary:
@@ -50,7 +52,7 @@ def print_page(page: ReportPage) -> None:
         *([Paragraph(" · ".join(page.subtitle))] if page.subtitle else []),
         *(Paragraph(f"could not be read: {problem}") for problem in page.problems),
         KeyValueList(facts),
-        *([Command(page.verdict.command)] if page.verdict is not None and page.verdict.command else []),
+        *commands,
         *([Paragraph(f"to look into: {', '.join(page.notices)}")] if page.notices else []),
         KeyValueList([finding.row for finding in page.health], "health"),
         *summary,

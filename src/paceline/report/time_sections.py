@@ -153,18 +153,15 @@ def _explain_no_loader(run: RunData) -> str:
 
 
 def _loader_blocks(result: LoaderResult) -> list[Block]:
-    made = max(result.images, 1)
+    made, batches = max(result.images, 1), max(result.batches, 1)
     workers = count(result.workers, "worker") if result.workers else "the rank itself"
     note = (
-        "The rank loads data between its steps, so these seconds are its data wait in detail. "
-        "Do not add them to the table above."
+        "All workers run concurrently with the steps." if result.workers else "The rank loads data between its steps."
     )
-    if result.workers:
-        note = "All workers run concurrently with the steps. Do not add these seconds to the table above."
-    made_by = (
-        f"{workers[0].upper()}{workers[1:]} made {result.batches:,} batches of {count(result.images, 'image')} in all."
+    sentence = (
+        f"{workers[0].upper()}{workers[1:]} made {result.batches:,} batches of {count(result.images, 'image')} in all. "
+        f"{note} Do not add these seconds to those of a step."
     )
-    sentence = f"{made_by} {note}"
     work = {"read": result.read_s, "decode": result.decode_s, "augment": result.augment_s, "collate": result.collate_s}
     total_s = sum(work.values()) or 1.0
     rows = [
@@ -172,32 +169,25 @@ def _loader_blocks(result: LoaderResult) -> list[Block]:
             TableCell(name),
             cells.seconds_cell(each_s),
             cells.share_cell(each_s / total_s, bar=True),
+            cells.seconds_cell(each_s / batches),
             cells.seconds_cell(each_s / made),
         ]
         for name, each_s in work.items()
     ]
-    columns = [
-        TableColumn("work", is_number=False),
-        TableColumn("all workers"),
-        TableColumn("share of the work"),
-        TableColumn("per image"),
-    ]
-    busy = [] if result.busy is None else [("workers busy", cells.share_cell(result.busy))]
+    columns = cells.table_columns(["work"], ["all workers", "share of the work", "per batch", "per image"])
     facts = [
         ("the rank waited", cells.seconds_cell(result.wait_s)),
-        ("batches that were ready", TableCell(share(result.ready), result.ready)),
-        ("queue depth, mean", TableCell(number(result.queue_depth), result.queue_depth)),
-        *busy,
-        (
-            "read from the source",
-            TableCell(f"{size(result.bytes_read)}, {size(result.bytes_read / made)} per image", result.bytes_read),
-        ),
-        (
-            "pixels produced",
-            TableCell(f"{size(result.bytes_made)}, {size(result.bytes_made / made)} per image", result.bytes_made),
-        ),
+        ("batches that were ready", cells.share_cell(result.ready)),
+        ("queue depth, mean", cells.number_cell(result.queue_depth)),
+        *([] if result.busy is None else [("workers busy", cells.share_cell(result.busy))]),
+        ("read from the source", _size_per_image(result.bytes_read, made)),
+        ("pixels produced", _size_per_image(result.bytes_made, made)),
     ]
     return [Paragraph(sentence), Table("Work of the loader, concurrent", columns, rows), KeyValueList(facts)]
+
+
+def _size_per_image(num_bytes: int, num_images: int) -> TableCell:
+    return TableCell(f"{size(num_bytes)}, {size(num_bytes / num_images)} per image", num_bytes)
 
 
 def ranks_section(run: RunData) -> PageSection:
@@ -311,15 +301,18 @@ def profile_section(run: RunData) -> PageSection | None:
     """Return probes, ceilings and cost; None if the run was not profiled."""
     if not run.profile:
         return None
-    recorded = run.profile  # of any version: use the keys that are present
-    blocks = [
+    nothing = cells.missing_paragraph("profile.json has no known fields.")
+    return PageSection("profile", "What would be faster", profile_blocks(run.profile) or [nothing])
+
+
+def profile_blocks(recorded: dict[str, Any]) -> list[Block]:
+    """Return probes, ceilings and cost of a `profile.json` of any version, as far as known."""
+    return [
         *_probe_blocks(recorded),
         *_ceiling_blocks(recorded.get("ceilings")),
         *_cost_blocks(recorded.get("cost")),
         *_skipped_probes(recorded),
     ]
-    nothing = cells.missing_paragraph("profile.json has no known fields.")
-    return PageSection("profile", "What would be faster", blocks or [nothing])
 
 
 def _probe_blocks(profile: dict[str, Any]) -> list[Block]:
@@ -354,7 +347,7 @@ def _probe_row(probe: dict[str, Any]) -> list[TableCell]:
 
 
 def _format_range(spread: object, spec: str) -> str:
-    ends = [finite_or_none(each) for each in spread] if isinstance(spread, list) else []
+    ends = [finite_or_none(each) for each in spread] if isinstance(spread, list | tuple) else []
     if len(ends) != 2 or ends[0] is None or ends[1] is None:
         return ""
     return f" ({ends[0]:{spec}} to {ends[1]:{spec}})"
