@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,14 +25,14 @@ from paceline.lab.doctor.check import DoctorFinding, HostContext, find_worst_sta
 from paceline.lab.doctor.host import check_host
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
-from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.recipe import Checkpoint
+from paceline.recipe.schema.train import Parallel
 from paceline.report.run_summary import describe_checkpoints, describe_goodput
 
 if TYPE_CHECKING:
     from paceline.cli.run_history import RunHistory
     from paceline.core.dataset import Datasets
-
-    Data = Callable[[], Datasets]
 
 _MARKS: Final = {"ok": "ok", "look": "LOOK", "wrong": "WRONG"}
 _ROUND_TIMES: Final = (
@@ -87,16 +87,22 @@ def doctor(options: DoctorOptions) -> int:
         return start_ranks(to_start, options.port, [])
     folder = options.run_dir.expanduser() if options.run_dir else run.path if run else Path("runs")
     host = HostContext(environ, folder)
-    data = cache(lambda: _build_datasets(recipe))  # once: opening data can be slow on a network file system
-    machine = [*check_host(host), *_check_recipe(recipe, world, data)]
-    shared = _check_ranks(world, machine, recipe) if world.world_size > 1 else ()
+    machine = [*check_host(host)]
+    if recipe is not None:
+        from paceline.lab.doctor.recipe import check_recipe
+
+        data = cache(partial(_build_datasets, recipe.data))  # once: opening data can be slow on a network file system
+        machine.append(check_recipe(recipe, world, data))
+    shared = _check_ranks(world, machine, recipe.parallel if recipe else None) if world.world_size > 1 else ()
     if shared is None:
         return 0
     findings = [*machine, *shared]
     parts = [_findings_section("machine", "this machine", machine)]
     parts += [_findings_section("ranks", "the ranks", shared)] if shared else []
     if recipe is not None:
-        parts += _run_sections(recipe, run, data, mtbf_s) if run else _recipe_sections(recipe, data, mtbf_s)
+        from paceline.training.preflight import measure_saving
+
+        parts += _saving_sections(recipe.checkpoint, run, lambda folder: measure_saving(recipe, folder, data()), mtbf_s)
     _print_sections(parts, findings, as_json=options.as_json)
     return FAILED_CODE if find_worst_state(findings) == "wrong" else 0
 
@@ -118,24 +124,15 @@ def _ranks_to_start(text: str | None, world: World, environ: Mapping[str, str]) 
     return count_ranks(text, environ)
 
 
-def _build_datasets(recipe: Recipe | None) -> "Datasets":
+def _build_datasets(section: Data) -> "Datasets":
     from paceline.data.sources.build import build_datasets
 
-    assert recipe is not None, "called with a recipe only"
     # A check must not download.
-    return build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
-
-
-def _check_recipe(recipe: Recipe | None, world: World, data: "Data") -> list[DoctorFinding]:
-    if recipe is None:
-        return []
-    from paceline.lab.doctor.recipe import check_recipe
-
-    return [check_recipe(recipe, world, data)]
+    return build_datasets(section.source, may_download=False, skip_bad=section.on_bad_image == "skip")
 
 
 def _check_ranks(
-    world: World, machine: Sequence[DoctorFinding], recipe: Recipe | None
+    world: World, machine: Sequence[DoctorFinding], section: Parallel | None
 ) -> tuple[DoctorFinding, ...] | None:
     """Return the findings of all ranks on rank 0, None on the others."""
     # NCCL then raises an error if ranks do not answer; otherwise it would end the process, findings included.
@@ -143,7 +140,7 @@ def _check_ranks(
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     from paceline.lab.doctor.ranks import check_ranks
 
-    return check_ranks(world, machine, os.environ, section=recipe.parallel if recipe else None)
+    return check_ranks(world, machine, os.environ, section=section)
 
 
 def _findings_section(key: str, title: str, findings: Sequence[DoctorFinding]) -> DoctorSection:
@@ -175,71 +172,45 @@ def _find_run(args: list[str]) -> RunDir | None:
     return RunDir(folder) if folder and is_run(folder) else None
 
 
-def _recipe_sections(recipe: Recipe, data: "Data", mtbf_s: float | None) -> list[DoctorSection]:
-    """Return the cost of checkpoints, and the advised interval."""
-    saving, section = _measure_saving(recipe, data, Path())
+def _saving_sections(
+    checkpoint: Checkpoint, run: RunDir | None, measure: Callable[[Path], CheckpointResult], mtbf_s: float | None
+) -> list[DoctorSection]:
+    """Return the history of `run`, the cost of saving, as in it or as `measure` finds, and the advised interval."""
+    parts, history = [], None
+    if run is not None:
+        from paceline.cli.run_history import read_run_history
+
+        history = read_run_history(run, checkpoint)
+        parts.append(_history_section(run, history))
+    saving, title = history.saving if history else None, "saving, as measured by the run"
     if saving is None:
-        return [section]
-    every_s = (
-        recipe.checkpoint.every.seconds
-        if recipe.checkpoint.every != "off" and recipe.checkpoint.every.is_time
-        else None
-    )
-    restart_s = time.perf_counter() - START_TIME_S
-    assumed = (
-        f"{restart_s:.1f} s, assumed: the start-up of this command; joining ranks, data and the first step come on top"
-    )
-    section.rows.append(("restart", assumed))
-    section.values["restart_s"] = restart_s
-    return [section, *_advice_section(SavingCosts(saving.stall_s, saving.write_s, restart_s, None, every_s), mtbf_s)]
-
-
-def _run_sections(recipe: Recipe, run: RunDir, data: "Data", mtbf_s: float | None) -> list[DoctorSection]:
-    from paceline.cli.run_history import read_run_history
-
-    history = read_run_history(run, recipe.checkpoint)
-    parts = [_history_section(run, history)]
-    if history.saving is not None:
-        saving: CheckpointResult | None = history.saving
-        parts.append(
-            DoctorSection(
-                "saving", "saving, as measured by the run", history.saving.model_dump(), [_saving_row(history.saving)]
-            )
-        )
+        folder = run.path if run else Path()
+        try:
+            saving = measure(folder)
+        except PacelineError as error:
+            return [*parts, DoctorSection("saving", "saving", {"error": str(error)}, [("not measured", str(error))])]
+        title = f"saving, measured now on one rank at {folder.absolute()}"
+    section = DoctorSection("saving", title, saving.model_dump(), [("checkpoints", describe_checkpoints(saving))])
+    if history is not None:
+        step_s, slow_s = history.step_s or (None, None)
+        costs = SavingCosts(saving.stall_s, saving.write_s, history.restart_s, step_s, history.every_s, slow_s)
+        if mtbf_s is None and history.failures:
+            mtbf_s = history.mtbf.mean_s
     else:
-        saving, section = _measure_saving(recipe, data, run.path)
-        parts.append(section)
-    if saving is None:
-        return parts
-    step_s = history.step_s[0] if history.step_s else None
-    slow_s = history.step_s[1] if history.step_s else None
-    costs = SavingCosts(saving.stall_s, saving.write_s, history.restart_s, step_s, history.every_s, slow_s)
-    if mtbf_s is None and history.failures:
-        mtbf_s = history.mtbf.mean_s
-    return [*parts, *_advice_section(costs, mtbf_s)]
-
-
-def _advice_section(costs: SavingCosts, mtbf_s: float | None) -> list[DoctorSection]:
-    if mtbf_s is None:
-        hint = ("how often to save", "add --mtbf, such as --mtbf 8h: the mean time between failures")
-        return [DoctorSection("advice", "how often to save", {}, [hint])]
-    values, rows = advise_interval(costs, mtbf_s)
-    return [DoctorSection("advice", "how often to save", values, rows)]
-
-
-def _measure_saving(recipe: Recipe, data: "Data", folder: Path) -> tuple[CheckpointResult | None, DoctorSection]:
-    from paceline.training.preflight import measure_saving
-
-    try:
-        saving = measure_saving(recipe, folder, data())
-    except PacelineError as error:
-        return None, DoctorSection("saving", "saving", {"error": str(error)}, [("not measured", str(error))])
-    title = f"saving, measured now on one rank at {folder.absolute()}"
-    return saving, DoctorSection("saving", title, saving.model_dump(), [_saving_row(saving)])
-
-
-def _saving_row(saving: CheckpointResult) -> tuple[str, ...]:
-    return "checkpoints", describe_checkpoints(saving)
+        every = checkpoint.every
+        restart_s = time.perf_counter() - START_TIME_S
+        assumed = "assumed: the start-up of this command; joining ranks, data and the first step come on top"
+        section.rows.append(("restart", f"{restart_s:.1f} s, {assumed}"))
+        section.values["restart_s"] = restart_s
+        every_s = every.seconds if every != "off" and every.is_time else None
+        costs = SavingCosts(saving.stall_s, saving.write_s, restart_s, every_s=every_s)
+    values: dict[str, Any] = {}
+    rows: list[tuple[str, ...]] = [
+        ("how often to save", "add --mtbf, such as --mtbf 8h: the mean time between failures")
+    ]
+    if mtbf_s is not None:
+        values, rows = advise_interval(costs, mtbf_s)
+    return [*parts, section, DoctorSection("advice", "how often to save", values, rows)]
 
 
 def _history_section(run: RunDir, history: "RunHistory") -> DoctorSection:

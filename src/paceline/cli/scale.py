@@ -66,17 +66,17 @@ from paceline.recipe.plan import resolve_batch
 
 @dataclass(frozen=True)
 class _ScaleStudy:
-    """Cases to run, and how outcomes become fields of `ScaleResult`.
+    """Cases to run of the recipe `loaded`, and how outcomes become fields of `ScaleResult`.
 
     `left_out` has a line per case that is not run.
     """
 
+    options: ScaleOptions
+    loaded: LoadedRecipe
     mode: str
     cases: Sequence[Trial]
     build_fields: Callable[[Sequence[TrialOutcome]], dict[str, Any]]
-    trains_fully: bool
     left_out: Sequence[str]
-    oversubscribe: bool = False
 
     def trials_in_repeat(self, repeat: int) -> list[Trial]:
         """Return the trials of a repeat, counted from 1, in order."""
@@ -85,27 +85,27 @@ class _ScaleStudy:
 
 def scale(options: ScaleOptions) -> int:
     """Measure how a recipe scales, and return the exit code."""
-    loaded, study = _load_study(options, starts_locally=True)
+    study = _load_study(options, starts_locally=True)
     _refuse_launcher()
-    require_consent(loaded, own_code=options.own_code)
-    key = _request_key(study, loaded, options)
+    require_consent(study.loaded, own_code=options.own_code)
+    key = _request_key(study)
     if options.task is not None:
         task = find_task(list_study_tasks(study.cases, options.num_repeats), options.task)
         nodes = study.cases[task.index].nodes
         refuse_more_nodes([nodes] if nodes else [], os.environ)
-        return run_task(key, options, task, partial(_run_case, task, study, loaded, options))
-    refuse_more_nodes(_missing_nodes(options, loaded, study), os.environ)
-    work, total = partial(_run_cases, study, loaded, options), len(study.cases) * options.num_repeats
-    return run_experiment(f"scale-{loaded.name}", key, options, work, total=total)
+        return run_task(key, options, task, partial(_run_case, task, study))
+    refuse_more_nodes(_missing_nodes(study), os.environ)
+    work, total = partial(_run_cases, study), len(study.cases) * options.num_repeats
+    return run_experiment(f"scale-{study.loaded.name}", key, options, work, total=total)
 
 
 def list_scale_tasks(options: ScaleOptions) -> tuple[ArrayTask, ...]:
     """Return the tasks of the study. Raise `PacelineError` for arguments it cannot measure."""
-    return list_study_tasks(_load_study(options)[1].cases, options.num_repeats)
+    return list_study_tasks(_load_study(options).cases, options.num_repeats)
 
 
-def _load_study(options: ScaleOptions, *, starts_locally: bool = False) -> tuple[LoadedRecipe, _ScaleStudy]:
-    """Return the loaded recipe and the study. Raise `PacelineError` for options without effect and unfit recipes.
+def _load_study(options: ScaleOptions, *, starts_locally: bool = False) -> _ScaleStudy:
+    """Return the study. Raise `PacelineError` for options without effect and unfit recipes.
 
     With `starts_locally`, refuse more ranks than this machine can start.
     """
@@ -121,19 +121,19 @@ def _load_study(options: ScaleOptions, *, starts_locally: bool = False) -> tuple
         most = max(read_ranks(options.rank_counts, 0))
         refuse_too_many(most, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     build = _build_batch_study if options.is_study else _build_rank_study
-    loaded, study = build(options, loaded, overrides, read_nodes(options.nodes))
-    return loaded, replace(study, oversubscribe=options.oversubscribe)
+    return build(options, loaded, overrides, read_nodes(options.nodes))
 
 
-def _missing_nodes(options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStudy) -> list[int]:
+def _missing_nodes(study: _ScaleStudy) -> list[int]:
     """Return the node counts of cases that still lack a run."""
+    options = study.options
     over_nodes = [case for case in study.cases if case.nodes]
     if options.run_dir is None or not over_nodes:
         return sorted({case.nodes for case in over_nodes})
     folder = ExperimentDir(options.run_dir.expanduser())
     if folder.result.exists():
         return []
-    runner, repeats = _build_runner(study, loaded, folder), range(1, options.num_repeats + 1)
+    runner, repeats = _build_runner(study, folder), range(1, options.num_repeats + 1)
     missing = (
         case
         for case in over_nodes
@@ -142,13 +142,11 @@ def _missing_nodes(options: ScaleOptions, loaded: LoadedRecipe, study: _ScaleStu
     return sorted({case.nodes for case in missing})
 
 
-def _run_case(
-    task: ArrayTask, study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions, session: Session
-) -> list[TrialOutcome]:
-    write_recipe(loaded.recipe, session.folder.recipe)
-    runner = _build_runner(study, loaded, session.folder, session.on_start, session.print_line)
+def _run_case(task: ArrayTask, study: _ScaleStudy, session: Session) -> list[TrialOutcome]:
+    write_recipe(study.loaded.recipe, session.folder.recipe)
+    runner = _build_runner(study, session.folder, session.on_start, session.print_line)
     outcome = runner.run(study.cases[task.index].in_turn(task.turn), task.turn)
-    session.print_line(_outcome_line(outcome, options))
+    session.print_line(_outcome_line(outcome, study.options))
     if outcome.result is None:
         raise_failed(outcome)
     return [outcome]
@@ -161,10 +159,8 @@ def _refuse_launcher() -> None:
         raise WorldError(f"scale: starts its own ranks, but {started} (start it once, without torchrun or srun)")
 
 
-def _build_rank_study(
-    options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]
-) -> tuple[LoadedRecipe, _ScaleStudy]:
-    """Return the study, and the recipe with the batch size of the fewest ranks."""
+def _build_rank_study(options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]) -> _ScaleStudy:
+    """Return the study of the recipe with the batch size of the fewest ranks."""
     recipe, mode = loaded.recipe, parse_mode(options)
     gpus = 0 if recipe.parallel.device == "cpu" else count_gpus(os.environ)
     if nodes and recipe.parallel.device != "cpu":
@@ -180,26 +176,25 @@ def _build_rank_study(
         )
 
     def conclude(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
-        caution = describe_shared_cores(recipe.parallel, layouts, _provenance(outcomes))
+        first = next(outcome.result for outcome in outcomes if outcome.result is not None)
+        caution = describe_shared_cores(recipe.parallel, layouts, first.provenance)
         points = build_scale_points(planned, outcomes)
         if not options.accuracy:
             points = tuple(with_steps_time(point, options.num_steps) for point in points)
         return {"points": points, "caution": caution}
 
-    study = _ScaleStudy(
+    return _ScaleStudy(
+        options=options,
+        loaded=loaded,
         mode=mode,
         cases=[point.case for point in planned if point.case is not None],
         build_fields=conclude,
-        trains_fully=options.accuracy,
         left_out=[f"{point.ranks.name}: left out: {point.error}" for point in planned if point.case is None],
     )
-    return loaded, study
 
 
-def _build_batch_study(
-    options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]
-) -> tuple[LoadedRecipe, _ScaleStudy]:
-    """Return the study, and the recipe with the batch size of its ranks."""
+def _build_batch_study(options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]) -> _ScaleStudy:
+    """Return the study of the recipe with the batch size of its ranks."""
     target = choose_target(options, loaded.recipe.train)
     num_nodes = single_number("--nodes", nodes) if nodes else 0
     if options.rank_counts == "auto":
@@ -217,55 +212,56 @@ def _build_batch_study(
         sentences = compare_batches(cells, outcomes, target)
         return {"batches": batches, "sentences": sentences, "target": target.level if target else None}
 
-    study = _ScaleStudy(
+    return _ScaleStudy(
+        options=options,
+        loaded=loaded,
         mode="batch",
         cases=[cell.case for cell in cells if cell.case is not None],
         build_fields=conclude,
-        trains_fully=True,
         left_out=[f"{cell.name}: left out: {cell.error}" for cell in cells if cell.case is None],
     )
-    return loaded, study
 
 
-def _request_key(study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions) -> dict[str, Any]:
+def _request_key(study: _ScaleStudy) -> dict[str, Any]:
     """Return all that the runs depend on."""
+    options = study.options
     cases = [
         {"name": case.name, "patch": format_patch(case.patch), "ranks": case.ranks, "nodes": case.nodes}
         for case in study.cases
     ]
-    recipe = loaded.recipe.to_dict()
-    whole = {"accuracy": study.trains_fully, "turns": options.num_repeats, "target": options.target}
+    recipe = study.loaded.recipe.to_dict()
+    whole = {"accuracy": options.trains_fully, "turns": options.num_repeats, "target": options.target}
     return {"experiment": "scale", "mode": study.mode, "recipe": recipe, "cases": cases, **whole}
 
 
-def _run_cases(study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions, session: Session) -> ScaleResult:
-    write_recipe(loaded.recipe, session.folder.recipe)
+def _run_cases(study: _ScaleStudy, session: Session) -> ScaleResult:
+    options = study.options
+    write_recipe(study.loaded.recipe, session.folder.recipe)
     total = len(study.cases) * options.num_repeats
     for line in study.left_out:
         session.print_line(line)
-    length = "full runs" if study.trains_fully else f"runs of {options.num_steps:,} counted steps"
+    length = "full runs" if options.trains_fully else f"runs of {options.num_steps:,} counted steps"
     repeats = count(options.num_repeats, "repeat")
     session.print_line(f"{count(len(study.cases), 'case')} with {repeats}: {total:,} {length}")
     outcomes: list[TrialOutcome] = []
-    runner = _build_runner(study, loaded, session.folder, session.on_start, session.print_line)
+    runner = _build_runner(study, session.folder, session.on_start, session.print_line)
     for outcome in run_interleaved(study.trials_in_repeat, options.num_repeats, runner):
         session.print_line(_outcome_line(outcome, options))
         outcomes.append(outcome)
     if all(outcome.result is None for outcome in outcomes):
         raise_failed(outcomes[0])
-    result = _build_result(study, loaded, options, outcomes)
+    result = _build_result(study, outcomes)
     _write_points(result, session.folder)
     return result
 
 
 def _build_runner(
     study: _ScaleStudy,
-    loaded: LoadedRecipe,
     folder: ExperimentDir,
     on_start: OnRunStart = lambda trial, repeat: None,
     print_line: PrintLine = lambda line: None,
 ) -> TrialRunner:
-    recipe, is_on_nodes = loaded.recipe, any(case.nodes for case in study.cases)
+    recipe, is_on_nodes = study.loaded.recipe, any(case.nodes for case in study.cases)
     return TrialRunner(
         recipe,
         folder.recipe,
@@ -274,8 +270,8 @@ def _build_runner(
         before_run=on_start,
         spawn=srun_starter(os.environ) if is_on_nodes else start_process,
         reuse_policy=ReusePolicy(folder.replaced, print_line, allocated_nodes(os.environ)),
-        needs_speed=not study.trains_fully,
-        oversubscribe=study.oversubscribe,
+        needs_speed=not study.options.trains_fully,
+        oversubscribe=study.options.oversubscribe,
     )
 
 
@@ -296,30 +292,21 @@ def _write_points(result: ScaleResult, folder: ExperimentDir) -> None:
         raise PacelineError(f"{folder.points}: cannot be written: {error.strerror} (free some room)") from None
 
 
-def _provenance(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
-    return next(outcome.result.provenance for outcome in outcomes if outcome.result is not None)
-
-
-def _epoch_images(outcomes: Sequence[TrialOutcome]) -> float | None:
-    return next(outcome.result for outcome in outcomes if outcome.result is not None).epoch_images
-
-
-def _build_result(
-    study: _ScaleStudy, loaded: LoadedRecipe, options: ScaleOptions, outcomes: Sequence[TrialOutcome]
-) -> ScaleResult:
-    fields = study.build_fields(outcomes)
+def _build_result(study: _ScaleStudy, outcomes: Sequence[TrialOutcome]) -> ScaleResult:
+    options, loaded, fields = study.options, study.loaded, study.build_fields(outcomes)
+    first = next(outcome.result for outcome in outcomes if outcome.result is not None)
     return ScaleResult.model_validate(
         {
             "mode": study.mode,
             "recipe": loaded.name,
             "recipe_hash": loaded.recipe.hash,
-            "steps": 0 if study.trains_fully else options.num_steps,
+            "steps": 0 if options.trains_fully else options.num_steps,
             "warmup_steps": loaded.recipe.measure.warmup_steps,
             "repeats": options.num_repeats,
             "wall_s": sum(each.result.time.wall_s for each in outcomes if each.result is not None),
             "command": ("paceline", *sys.argv[1:]),
-            "provenance": _provenance(outcomes),
-            "epoch_images": _epoch_images(outcomes),
+            "provenance": first.provenance,
+            "epoch_images": first.epoch_images,
             **fields,
             "caution": " ".join(
                 filter(

@@ -190,9 +190,9 @@ def test_ranks_are_measured_alternating_and_printed(scale, started, capsys: pyte
 @pytest.mark.parametrize(("mode", "batches"), [("weak", [64, 128, 256]), ("strong", [64, 64, 64])])
 def test_a_batch_per_rank_is_scaled_from_the_smallest_number_of_ranks(mode: str, batches: list[int]) -> None:
     options = ScaleOptions(args=["digits", "data.rank_batch_size=32"], ranks="2,4,8", mode=mode)
-    loaded, study = verb._load_study(options)
-    assert loaded.recipe == load("digits", Patch((("data.batch_size", 64),))).recipe
-    assert [apply_patch(loaded.recipe, case.patch).data.batch_size for case in study.cases] == batches
+    study = verb._load_study(options)
+    assert study.loaded.recipe == load("digits", Patch((("data.batch_size", 64),))).recipe
+    assert [apply_patch(study.loaded.recipe, case.patch).data.batch_size for case in study.cases] == batches
 
 
 def test_with_json_nothing_else_is_on_stdout(scale, capsys: pytest.CaptureFixture[str]) -> None:
