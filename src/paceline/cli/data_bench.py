@@ -14,7 +14,7 @@ from rich.progress import Progress, TextColumn
 
 from paceline.cli.data_source import count_workers, read_source
 from paceline.cli.options import DataBenchOptions
-from paceline.cli.progress_output import build_data_progress
+from paceline.cli.progress_output import DataProgress
 from paceline.cli.tables import print_rows, print_table
 from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.core.errors import DataError
@@ -142,7 +142,7 @@ def _temporary_pack(datasets: Datasets, workers: int) -> Iterator[tuple[Source |
             )
             return
         path = Path(folder) / "bench.pack"
-        with build_data_progress("images") as progress:
+        with DataProgress("images") as progress:
             made = write_pack(datasets, path, PackOptions(skip_bad=True), progress, workers)
         speed = f"{made.images / max(progress.elapsed_s, 1e-9):,.0f} images/s"
         note = f"a pack of the images was written at {speed}: {size(made.bytes)}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.cli.data_source import DataRequest, read_source
 from paceline.cli.options import DataInspectOptions
-from paceline.cli.progress_output import build_data_progress
+from paceline.cli.progress_output import DataProgress
 from paceline.cli.tables import print_rows, print_table
 from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.core.errors import RecipeError
@@ -33,7 +33,7 @@ def inspect_data(options: DataInspectOptions) -> int:
     request = read_source(options.src, options.overrides, own_code=options.own_code)
     datasets = build_datasets(request.source, may_download=False, skip_bad=True)
     limit = None if options.inspect_all else _NUM_SAMPLED
-    with build_data_progress("images") as progress:
+    with DataProgress("images") as progress:
         splits = [inspect_source(source, limit, progress) for source in (datasets.train, datasets.val)]
     digest = digest_datasets(datasets)
     if options.as_json:

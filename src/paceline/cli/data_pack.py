@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from paceline.cli.data_source import count_workers, parse_bytes, read_source, recipe_overrides
 from paceline.cli.options import DataPackOptions, DataStageOptions, DataUnpackOptions
-from paceline.cli.progress_output import DataProgress, build_data_progress
+from paceline.cli.progress_output import DataProgress
 from paceline.cli.tables import print_rows
 from paceline.core.dataset import ArraySource, Datasets
 from paceline.core.errors import RecipeError
@@ -63,7 +63,7 @@ def pack_data(options: DataPackOptions) -> int:
     pack_options = _pack_options(options, skip_bad=skip_bad)
     datasets = build_datasets(data_request.source, may_download=True, skip_bad=skip_bad)
     out = expand_path(str(options.out)).absolute()  # absolute, because a recipe may be used from another folder
-    with build_data_progress("images") as progress:
+    with DataProgress("images") as progress:
         if options.form == "lmdb":
             written = _write_lmdb(datasets, out, progress, num_workers, skip_bad=skip_bad)
         else:
@@ -157,7 +157,7 @@ def unpack_data(options: DataUnpackOptions) -> int:
         raise RecipeError(f"{options.pack!r}: is not a pack (name a .pack file or a folder of shards)")
     packed = build_datasets(source, may_download=False, skip_bad=True)
     folder = expand_path(str(options.out)).absolute()
-    with build_data_progress("images") as progress:
+    with DataProgress("images") as progress:
         made = unpack(packed, folder, progress, num_workers)
     if options.as_json:
         print(json.dumps({**asdict(made), "seconds": round(progress.elapsed_s, 3)}, indent=2))
@@ -180,7 +180,7 @@ def stage_data(options: DataStageOptions) -> int:
         raise RecipeError("paceline data stage: needs SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
     src, where, *overrides = args
     section = read_source(src, overrides, own_code=options.own_code).source
-    with build_data_progress("bytes") as progress:
+    with DataProgress("bytes") as progress:
         copy = stage_permanently(section, expand_path(where), progress)
     staged = build_staged_section(section, copy)
     if options.as_json:

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.cli.data_source import DataRequest, count_workers, read_source
 from paceline.cli.options import DataVerifyOptions
-from paceline.cli.progress_output import build_data_progress
+from paceline.cli.progress_output import DataProgress
 from paceline.core.dataset import ArraySource, Datasets, Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
@@ -35,7 +35,7 @@ def verify_data(options: DataVerifyOptions) -> int:
         )
         return 0
     result = VerifyProgress(0)
-    with build_data_progress("images") as progress:
+    with DataProgress("images") as progress:
         for result in check(datasets, num_workers, data.worker_timeout):
             progress(result.images, _num_images(datasets), f"{len(result.bad):,} bad")
         rate = result.images / progress.elapsed_s
@@ -103,7 +103,7 @@ def _compare_pack(packed: SourceSection, source: DataRequest, workers: int, *, a
     skip_bad = source.data.on_bad_image == "skip"
     ours = build_datasets(packed, may_download=False, skip_bad=True)
     theirs = build_datasets(source.source, may_download=False, skip_bad=skip_bad)
-    with build_data_progress("images") as progress:
+    with DataProgress("images") as progress:
         result = compare_pack(theirs, ours, progress, workers)
     if as_json:
         faults = [asdict(fault) for fault in result.faults]

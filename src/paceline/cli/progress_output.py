@@ -4,7 +4,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol, Self, TextIO
+from typing import Final, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -42,30 +42,23 @@ def progress_output(out: TextIO, total: int | None = None) -> Iterator[tuple[OnR
         yield on_start, lambda line: console.print(printable_lines(line), soft_wrap=True)
 
 
-class DataProgress(Protocol):
-    """Context that reports progress."""
+class DataProgress:
+    """Context that reports progress: a live bar on a terminal, else a line every ten seconds.
 
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the context was entered."""
-        ...
+    `noun` is `images` or `bytes`, `console` stderr by default.
+    """
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def __call__(self, done: int, total: int, facts: str = "") -> None:
-        """Report `done` of `total`, with `facts` as further text."""
-        ...
-
-
-class LineProgress:
-    """Print a line every ten seconds."""
-
-    def __init__(self, noun: str, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, noun: str, console: Console | None = None, now: Callable[[], float] = time.perf_counter) -> None:
         self._noun = noun
         self._now = now
         self._start_s = self._printed_s = now()
+        console = console or Console(stderr=True, markup=False, emoji=False, highlight=False)
+        self._is_terminal = console.is_terminal
+        text = TextColumn("{task.fields[amount]}  {task.fields[facts]}", markup=False)
+        self._bar = Progress(
+            BarColumn(bar_width=24), text, console=console, transient=True, disable=not console.is_terminal
+        )
+        self._task = self._bar.add_task("", total=None, amount="starting", facts="")
 
     @property
     def elapsed_s(self) -> float:
@@ -74,69 +67,24 @@ class LineProgress:
 
     def __enter__(self) -> Self:
         self._start_s = self._printed_s = self._now()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._bar.stop()
 
     def __call__(self, done: int, total: int, facts: str = "") -> None:
-        """Print a line if one is due."""
-        if self._now() - self._printed_s >= _LINE_INTERVAL_S:
-            self._printed_s = self._now()
-            print(
-                "  ".join(
-                    [amount_text(done, total, self._noun), *_rate_texts(done, total, self.elapsed_s, self._noun, facts)]
-                ),
-                file=sys.stderr,
-            )
-
-
-class BarProgress:
-    """Draw a live bar."""
-
-    def __init__(self, noun: str, console: Console, now: Callable[[], float] = time.perf_counter) -> None:
-        self._noun = noun
-        self._now = now
-        self._start_s = now()
-        text = TextColumn("{task.fields[amount]}  {task.fields[facts]}", markup=False)
-        self._progress = Progress(BarColumn(bar_width=24), text, console=console, transient=True)
-        self._task = self._progress.add_task("", total=None, amount="starting", facts="")
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the context was entered."""
-        return self._now() - self._start_s
-
-    def __enter__(self) -> Self:
-        self._start_s = self._now()
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, done: int, total: int, facts: str = "") -> None:
-        """Move the bar."""
-        texts = "  ".join(_rate_texts(done, total, self.elapsed_s, self._noun, facts))
-        self._progress.update(
-            self._task, total=total, completed=done, amount=amount_text(done, total, self._noun), facts=texts
-        )
-
-
-def build_data_progress(noun: str) -> DataProgress:
-    """Return a bar on a terminal, else lines; `noun` is `images` or `bytes`."""
-    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-    return BarProgress(noun, console) if console.is_terminal else LineProgress(noun)
-
-
-def amount_text(done: int, total: int, noun: str) -> str:
-    """Return `120/500 images`, or `1.20 GB of 3.00 GB`."""
-    return f"{size(done)} of {size(total)}" if noun == "bytes" else f"{done:,}/{total:,} {noun}"
-
-
-def _rate_texts(done: int, total: int, elapsed_s: float, noun: str, facts: str) -> list[str]:
-    rate = done / max(elapsed_s, 1e-9)
-    texts = [f"{size(rate)}/s" if noun == "bytes" else f"{rate:,.0f} {noun}/s"]
-    if done and elapsed_s >= _MIN_RATE_S:
-        texts.append(f"{duration((total - done) / rate)} left")
-    return [*filter(None, [facts]), *texts]
+        """Report `done` of `total`, with `facts` as further text."""
+        if not self._is_terminal and self._now() - self._printed_s < _LINE_INTERVAL_S:
+            return
+        self._printed_s = self._now()
+        amount = f"{size(done)} of {size(total)}" if self._noun == "bytes" else f"{done:,}/{total:,} {self._noun}"
+        rate = done / max(self.elapsed_s, 1e-9)
+        texts = [facts] if facts else []
+        texts.append(f"{size(rate)}/s" if self._noun == "bytes" else f"{rate:,.0f} {self._noun}/s")
+        if done and self.elapsed_s >= _MIN_RATE_S:
+            texts.append(f"{duration((total - done) / rate)} left")
+        if self._is_terminal:
+            self._bar.update(self._task, total=total, completed=done, amount=amount, facts="  ".join(texts))
+        else:
+            print("  ".join([amount, *texts]), file=sys.stderr)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.cli.progress_output import BarProgress, LineProgress, amount_text, build_data_progress
+from paceline.cli.progress_output import DataProgress
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def clock():
 
 def test_a_line_every_ten_seconds_has_speed_and_time_left(clock, capsys):
     now, time_s = clock
-    with LineProgress("images", now) as progress:
+    with DataProgress("images", now=now) as progress:
         for at_s, done in ((105, 50), (112, 120), (115, 150), (122.5, 225)):
             time_s[0] = at_s
             progress(done, 1000, "3 bad")
@@ -30,7 +30,7 @@ def test_a_line_every_ten_seconds_has_speed_and_time_left(clock, capsys):
 
 def test_bytes_have_byte_units(clock, capsys):
     now, time_s = clock
-    with LineProgress("bytes", now) as progress:
+    with DataProgress("bytes", now=now) as progress:
         time_s[0] = 110.0
         progress(10**9, 3 * 10**9)
     assert capsys.readouterr().err == "1 GB of 3 GB  100 MB/s  0:20 left\n"
@@ -39,7 +39,7 @@ def test_bytes_have_byte_units(clock, capsys):
 def test_a_bar_shows_the_same(clock):
     now, time_s = clock
     out = io.StringIO()
-    with BarProgress("images", Console(file=out, force_terminal=True, width=100), now) as progress:
+    with DataProgress("images", Console(file=out, force_terminal=True, width=100), now) as progress:
         time_s[0] = 102.0
         progress(20, 100)
         assert progress.elapsed_s == 2.0
@@ -49,15 +49,7 @@ def test_a_bar_shows_the_same(clock):
 def test_no_time_left_is_printed_before_the_rate_is_reliable(clock):
     now, time_s = clock
     out = io.StringIO()
-    with BarProgress("images", Console(file=out, force_terminal=True, width=100), now) as progress:
+    with DataProgress("images", Console(file=out, force_terminal=True, width=100), now) as progress:
         time_s[0] = 100.5
         progress(20, 100)
     assert "left" not in out.getvalue()
-
-
-def test_without_a_terminal_lines_are_printed():
-    assert isinstance(build_data_progress("images"), LineProgress)
-
-
-def test_amounts():
-    assert amount_text(1, 2000, "images") == "1/2,000 images"
