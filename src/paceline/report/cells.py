@@ -46,6 +46,11 @@ def patch_cell(patch: Sequence[str], nothing: str = "") -> TableCell:
     return TableCell(clean_text(text, _MAX_SENTENCE_CHARS), is_code=True) if text else TableCell(nothing)
 
 
+def as_is(cell: TableCell | None) -> TableCell:
+    """Return a cell that its row has made."""
+    return cell or EMPTY_CELL
+
+
 # A quantity is a number, an interval, whose bounds are the note of its cell, or None, whose cell is empty.
 
 

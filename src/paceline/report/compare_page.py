@@ -30,11 +30,9 @@ from paceline.report.document import (
     TableCell,
     TableColumn,
 )
-from paceline.report.experiment_common import drawn_charts
+from paceline.report.experiment_common import Column, Record, ResultRows, drawn_charts
 from paceline.report.series import Point, downsample_points
 
-_NOT_REACHED: Final = TableCell("not reached")
-_REFERENCE_RATIO: Final = TableCell("1.00x", 1.0)
 _MAX_CURVE_POINTS = 300
 _METRIC_TITLES: Final = {
     "top1": "Top-1 accuracy",
@@ -47,22 +45,30 @@ _GAP_NOTE: Final = (
     "train.eval_train=on it is that of training images, evaluated like validation images."
 )
 NamedRuns = Sequence[tuple[str, Sequence[ComparedRun]]]
-_REACHING_COLUMNS: Final = (
-    TableColumn("group", is_number=False),
-    TableColumn("reached"),
-    TableColumn("time"),
-    TableColumn("epochs"),
-    TableColumn("speed-up"),
-    TableColumn("by images/s"),
-    TableColumn("by images needed"),
+_GROUP_COLUMNS: Final = (
+    Column("group", "group"),
+    Column("shown_reached", "reached", cells.as_is),
+    Column("to_target_s", "time", cells.as_is),
+    Column("to_target_epochs", "epochs", cells.number_cell),
+    Column("speedup", "speed-up", cells.ratio_cell),
+    Column("hardware", "by images/s", cells.as_is),
+    Column("statistical", "by images needed", cells.ratio_cell),
+    Column("accuracy", "last", cells.accuracy_cell),
+    Column("best", "best", cells.accuracy_cell),
+    Column("loss", "loss", cells.loss_cell),
+    Column("gap", "against the first", cells.as_is),
+    Column("images_per_s", "images/s", cells.rate_cell),
 )
-_ENDING_COLUMNS: Final = (
-    TableColumn("group", is_number=False),
-    TableColumn("last"),
-    TableColumn("best"),
-    TableColumn("loss"),
-    TableColumn("against the first"),
-    TableColumn("images/s"),
+_RUN_COLUMNS: Final = (
+    Column("path", "run"),
+    Column("number", "group", cells.count_cell),
+    Column("status", "status"),
+    Column("seed", "seed", cells.count_cell),
+    Column("accuracy", "accuracy", cells.accuracy_cell),
+    Column("best", "best", cells.accuracy_cell),
+    Column("loss", "loss", cells.loss_cell),
+    Column("to_target_s", "to target", cells.seconds_cell),
+    Column("images_per_s", "images/s", cells.number_cell),
 )
 
 
@@ -256,18 +262,19 @@ def _speedup_figures(result: CompareResult) -> Iterator[KeyFigure]:
 
 
 def _group_tables(result: CompareResult, hours: str) -> Iterator[Block]:
+    columns = (*_GROUP_COLUMNS, Column("gpu_hours", hours, cells.number_cell))
+    labels = _group_labels(result)
+    records = [_group_record(labels[index], result.groups[index], index == 0) for index in result.ranked_indices]
+    rows = ResultRows(columns, records, more="more groups")
     if result.target is not None:
-        yield Table(
-            f"Reaching {format_target(result.target)} ({_describe_target_origin(result)})",
-            _REACHING_COLUMNS,
-            _group_rows(result, _reaching_cells),
-        )
+        title = f"Reaching {format_target(result.target)} ({_describe_target_origin(result)})"
+        yield rows.table("group shown_reached to_target_s to_target_epochs speedup hardware statistical", title=title)
     elif result.target_from == "chance":
         yield cells.missing_paragraph("No run has learned: there is no target to reach.")
     else:
         yield cells.missing_paragraph("No run was evaluated: there is no target to reach.")
     title = f"{format_metric(result.metric).capitalize()} at the end{_describe_order(result)}"
-    yield Table(title, (*_ENDING_COLUMNS, TableColumn(hours)), _group_rows(result, _ending_cells))
+    yield rows.table("group accuracy best loss gap images_per_s gpu_hours", title=title)
 
 
 def _describe_order(result: CompareResult) -> str:
@@ -280,42 +287,17 @@ def _group_labels(result: CompareResult) -> list[str]:
     return [f"{number}: {each.name}" for number, each in enumerate(result.groups, start=1)]
 
 
-def _group_rows(
-    result: CompareResult, cells_of: Callable[[GroupResult, bool], list[TableCell]]
-) -> list[list[TableCell]]:
-    labels = _group_labels(result)
-    return [[TableCell(labels[index]), *cells_of(result.groups[index], index == 0)] for index in result.ranked_indices]
-
-
-def _reaching_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
-    """Return runs that reach the target, time, epochs, speed-up and its factors."""
-    reached = TableCell(f"{group_result.reached} of {len(group_result.runs)}", group_result.reached)
-    if not group_result.reached:
-        return [reached, _NOT_REACHED, *[cells.EMPTY_CELL] * 4]
-    ratios = [_REFERENCE_RATIO] * 3
-    if not is_first:
-        ratios = [
-            cells.ratio_cell(_without_trivial_bounds(each))
-            for each in (group_result.speedup, group_result.hardware, group_result.statistical)
-        ]
-        ratios[1] = _with_cause(ratios[1], shown_speed_cause(group_result))
-    took = [
-        cells.seconds_cell(_without_trivial_bounds(group_result.to_target_s)),
-        cells.number_cell(_without_trivial_bounds(group_result.to_target_epochs)),
-    ]
-    return [reached, *took, *ratios]
-
-
-def _ending_cells(group_result: GroupResult, is_first: bool) -> list[TableCell]:
-    """Return last and best accuracy, loss, gap to the first, throughput and hours."""
-    return [
-        cells.accuracy_cell(_without_trivial_bounds(group_result.accuracy)),
-        cells.accuracy_cell(_without_trivial_bounds(group_result.best)),
-        cells.loss_cell(_without_trivial_bounds(group_result.loss)),
-        TableCell("the first") if is_first else cells.points_cell(group_result.gap),
-        cells.rate_cell(_without_trivial_bounds(group_result.images_per_s)),
-        cells.number_cell(_without_trivial_bounds(group_result.gpu_hours)),
-    ]
+def _group_record(label: str, group: GroupResult, is_first: bool) -> Record:
+    record: Record = {
+        key: _without_trivial_bounds(value) if isinstance(value, Interval) else value for key, value in group
+    }
+    record |= {"group": label, "shown_reached": TableCell(f"{group.reached} of {len(group.runs)}", group.reached)}
+    record["to_target_s"] = cells.seconds_cell(record["to_target_s"]) if group.reached else TableCell("not reached")
+    record["gap"] = TableCell("the first") if is_first else cells.points_cell(group.gap)
+    record["hardware"] = _with_cause(cells.ratio_cell(record["hardware"]), shown_speed_cause(group))
+    if is_first and group.reached:
+        record |= {"speedup": 1.0, "statistical": 1.0, "hardware": cells.ratio_cell(1.0)}
+    return record
 
 
 def _with_cause(ratio: TableCell, by: str) -> TableCell:
@@ -370,20 +352,9 @@ def _settings_block(result: CompareResult) -> Block:
 
 
 def _runs_table(result: CompareResult) -> Table:
-    first_columns = [TableColumn("run", is_number=False), TableColumn("group"), TableColumn("status", is_number=False)]
-    columns = [*first_columns, *map(TableColumn, ("seed", "accuracy", "best", "loss", "to target", "images/s"))]
-    rows = [
-        [
-            cells.text_cell(run.path),
-            cells.count_cell(number),
-            TableCell(run.status.replace("_", " ")),
-            TableCell("") if run.seed is None else TableCell(str(run.seed), run.seed),
-            cells.accuracy_cell(run.accuracy),
-            cells.accuracy_cell(run.best),
-            cells.loss_cell(run.loss),
-            cells.seconds_cell(run.to_target_s),
-            cells.number_cell(run.images_per_s),
-        ]
-        for number, run in ((index + 1, run) for index in result.ranked_indices for run in result.groups[index].runs)
+    records = [
+        {**dict(run), "number": index + 1, "status": run.status.replace("_", " ")}
+        for index in result.ranked_indices
+        for run in result.groups[index].runs
     ]
-    return Table("", columns, rows, num_open=20, more="more runs")
+    return ResultRows(_RUN_COLUMNS, records, more="more runs").table(*(column.key for column in _RUN_COLUMNS))

@@ -94,8 +94,8 @@ class ResultRows:
 
     columns: Sequence[Column]
     records: Sequence[Record]
-    title: str
-    main: str
+    title: str = ""
+    main: str = ""
     more: str = "more rows"
     num_names: int = 1
 

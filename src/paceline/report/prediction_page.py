@@ -66,7 +66,7 @@ _COLUMNS: Final = (
     Column("cost", "cost", lambda cost: cells.EMPTY_CELL if cost is None else TableCell(f"{cost:,.2f}", cost)),
     Column("dominates"),
     # Of the predicted number of images, also for a measured speed.
-    Column("shown_time", "time", lambda cell: cell, in_csv=False),
+    Column("shown_time", "time", cells.as_is, in_csv=False),
     Column("shown_step_s", "per step", cells.seconds_cell, in_csv=False),
     Column("shown_rate", "images/s", cells.rate_cell, in_csv=False),
     Column("shown_start_up", "start-up", cells.share_cell, in_csv=False),
