@@ -52,7 +52,6 @@ MAX_OPEN_ROWS: Final = 40
 _MAX_COMMAND_CHARS: Final = 4000
 _MAX_BOUND_RATIO: Final = 1.5
 _SHOWN_ELSEWHERE: Final = ("command",)
-_TEXT_CELLS: Final = (cells.sentence_cell, cells.patch_cell)
 
 Record = dict[str, Any]
 """A row of a result: its values by the key of their column, None or missing if not measured."""
@@ -71,6 +70,11 @@ class Column:
     has_interval: bool = False
     is_wide: bool = False
     in_csv: bool = True
+
+    @property
+    def is_number(self) -> bool:
+        """Return whether the values align right: neither names nor sentences."""
+        return not self.is_wide and self.cell is not cells.sentence_cell
 
 
 PARITY_COLUMNS: Final = (
@@ -118,8 +122,7 @@ class ResultRows:
         rows = [[column.cell(record.get(column.key)) for column in columns] for record in records]
         used = [index for index in range(len(columns)) if index < num_names or any(row[index].text for row in rows)]
         headings = [
-            TableColumn(columns[index].heading, columns[index].cell not in _TEXT_CELLS, columns[index].is_wide)
-            for index in used
+            TableColumn(columns[index].heading, columns[index].is_number, columns[index].is_wide) for index in used
         ]
         return Table(
             title,

@@ -3,12 +3,15 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
 from paceline.core.csv_cells import from_cell
 from paceline.core.errors import PacelineError
-from paceline.report.experiment_tables import to_csv, to_markdown_table, write_tables
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.report.document import Table
+from paceline.report.experiment_tables import build_experiment_page, to_csv, to_markdown_table, write_tables
 
 
 def records_of(result):
@@ -104,6 +107,18 @@ def test_a_markdown_table_has_ratios_with_their_intervals(made):
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells == ["resident", "data.loader=resident", "190 (184 to 196)", "1.88x (1.84 to 1.92)",
                      "1.88x (1.81 to 1.96)", "410 MB", "2.90 s", "same", "kept"]  # fmt: skip
+
+
+def test_names_and_sentences_align_left_and_numbers_right(made):
+    (table,) = [
+        block
+        for section in build_experiment_page(ExperimentDir(Path("e")), made.tune()).sections
+        for block in section.blocks
+        if isinstance(block, Table) and block.title == "Tried"
+    ]
+    assert [column.title for column in table.columns if not column.is_number] == [
+        "settings", "changes", "over", "outcome"
+    ]  # fmt: skip
 
 
 def test_both_tables_are_written_into_the_folder(result, made, tmp_path):
