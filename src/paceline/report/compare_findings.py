@@ -235,7 +235,6 @@ def build_notes(
         yield _untrained_note(target, runs, metric)
     yield from _patience_notes(target, runs)
     yield from _data_notes(groups, names)
-    yield from _model_notes(groups, names)
     yield from _starved_notes(runs)
     for name, members in zip(names, groups, strict=True):
         yield from _group_notes(name, members, target)
@@ -292,49 +291,43 @@ def _format_percent(value: float) -> str:
 
 def _data_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) -> Iterator[str]:
     # By image and class counts, or else by source.
+    reference = groups[0][0]
     for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
-        reference = groups[0][0]
+        counts = [(key, first.plan.get(key), reference.plan.get(key)) for key in _DATA_COUNTS]
         others = [
-            f"{first.plan[key]:,} {key.replace('_', ' ').replace('num ', '')} against {reference.plan[key]:,}"
-            for key in _DATA_COUNTS
-            if isinstance(first.plan.get(key), int)
-            and isinstance(reference.plan.get(key), int)
-            and first.plan[key] != reference.plan[key]
+            f"{ours:,} {key.replace('_', ' ').replace('num ', '')} against {theirs:,}"
+            for key, ours, theirs in counts
+            if isinstance(ours, int) and isinstance(theirs, int) and ours != theirs
         ]
         if others:
             yield (
                 f"{name} uses other data than {names[0]} ({', '.join(others)}): their accuracies, epochs and times to "
                 "a target are not comparable."
             )
-            continue
-        sources = [
-            each
-            for each in find_differing_settings([first.settings, reference.settings])
-            if each.startswith(_SOURCE_PREFIX)
-        ]
-        if sources and first.settings and reference.settings:
-            settings_text = ", ".join(f"{each}={format_setting(first.settings.get(each))}" for each in sources)
+        elif sources := _differing_values(first, reference, _SOURCE_PREFIX):
+            values = ", ".join(f"{path}={ours}" for path, ours, _ in sources)
             yield (
-                f"{name} reads its data from another source than {names[0]} ({settings_text}); "
+                f"{name} reads its data from another source than {names[0]} ({values}); "
                 "paceline assumes the same images."
             )
+        if models := _differing_values(first, reference, _MODEL_SETTINGS):
+            values = join_few([f"{path} {ours} against {theirs}" for path, ours, theirs in models])
+            yield f"{name} trains another model than {names[0]} ({values}): images/s are not comparable."
 
 
-def _model_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) -> Iterator[str]:
-    reference = groups[0][0]
-    for name, (first, *_) in list(zip(names, groups, strict=True))[1:]:
-        paths = [
-            each
-            for each in find_differing_settings([first.settings, reference.settings])
-            if each.startswith(_MODEL_SETTINGS)
-        ]
-        if paths and first.settings and reference.settings:
-            others = [
-                f"{path} {format_setting(first.settings.get(path))}"
-                f" against {format_setting(reference.settings.get(path))}"
-                for path in paths
-            ]
-            yield f"{name} trains another model than {names[0]} ({join_few(others)}): images/s are not comparable."
+def _differing_values(
+    run: ComparedRun, reference: ComparedRun, prefix: str | tuple[str, ...]
+) -> list[tuple[str, str, str]]:
+    """Return path and both values of the settings with `prefix` that differ."""
+    if not (run.settings and reference.settings):
+        return []
+    paths = find_differing_settings([run.settings, reference.settings])
+    ours, theirs = run.settings, reference.settings
+    return [
+        (path, format_setting(ours.get(path)), format_setting(theirs.get(path)))
+        for path in paths
+        if path.startswith(prefix)
+    ]
 
 
 def _group_notes(name: str, runs: Sequence[ComparedRun], target: AccuracyTarget) -> Iterator[str]:

@@ -156,32 +156,19 @@ def _loss_charts(runs: Sequence[tuple[str, ComparedRun]]) -> Iterator[Chart]:
 def _train_val_charts(groups: NamedRuns, metric: str) -> Iterator[Chart]:
     """Yield learning curves of each group's first run."""
     first = [(name, members[0]) for name, members in groups if members][: MAX_LINES // 2]
-    note = "dashed: training" + (
-        "" if all(len(members) == 1 for _, members in groups) else ", of each group's first run"
-    )
-    lines = [
-        line
-        for name, run in first
-        for line in (
-            _group_line(name, "validation", _val_losses(run), marked=True),
-            _group_line(name, "training", _train_losses(run), dashed=True),
-        )
-        if line.points
+    are_alone = all(len(members) == 1 for _, members in groups)
+    note = "dashed: training" if are_alone else "dashed: training, of each group's first run"
+    losses = [(name, _val_losses(run), _train_losses(run)) for name, run in first]
+    accuracies = [
+        (name, _epoch_points(run, "accuracy", 100), _epoch_points(run, "train_accuracy", 100)) for name, run in first
     ]
-    if _has_train_and_val(lines):
-        yield Chart("Training and validation loss", "epoch", "cross-entropy", lines, note=note)
-    lines = [
-        line
-        for name, run in first
-        for line in (
-            _group_line(name, "validation", _known_points(run, lambda each: 100 * each.accuracy), marked=True),
-            _group_line(name, "training", _known_points(run, _train_percent), dashed=True),
-        )
-        if line.points
-    ]
-    if _has_train_and_val(lines):
-        title = f"Training and validation, {_METRIC_TITLES[metric].lower()}"
-        yield Chart(title, "epoch", "%", lines, low=None, note=note)
+    for title, unit, low, curves in (
+        ("Training and validation loss", "cross-entropy", 0.0, losses),
+        (f"Training and validation, {_METRIC_TITLES[metric].lower()}", "%", None, accuracies),
+    ):
+        lines = [line for curve in curves for line in _group_lines(*curve) if line.points]
+        if any(line.is_dashed for line in lines) and not all(line.is_dashed for line in lines):
+            yield Chart(title, "epoch", unit, lines, low=low, note=note)
 
 
 def _gap_chart(runs: Sequence[tuple[str, ComparedRun]]) -> Chart:
@@ -203,33 +190,28 @@ def _generalization_gap(run: ComparedRun) -> list[Point]:
 
 
 def _val_losses(run: ComparedRun) -> list[Point]:
-    return _known_points(run, lambda each: each.loss)
+    return _epoch_points(run, "loss")
 
 
 def _train_losses(run: ComparedRun) -> Sequence[Point]:
-    return _known_points(run, lambda each: each.train_loss) or run.steps.xy_points("epoch", "loss")
+    return _epoch_points(run, "train_loss") or run.steps.xy_points("epoch", "loss")
 
 
-def _train_percent(each: EvalPoint) -> float | None:
-    return None if each.train_accuracy is None else 100 * each.train_accuracy
+def _epoch_points(run: ComparedRun, key: str, scale: float = 1) -> list[Point]:
+    points = [(each.epoch, getattr(each, key)) for each in run.evals]
+    return [(epoch, scale * value) for epoch, value in points if epoch and value is not None]
 
 
-def _known_points(run: ComparedRun, read: Callable[[EvalPoint], float | None]) -> list[Point]:
-    points = [(each.epoch, read(each)) for each in run.evals]
-    return [(epoch, value) for epoch, value in points if epoch and value is not None]
-
-
-def _has_train_and_val(lines: Sequence[ChartLine]) -> bool:
-    return len({line.is_dashed for line in lines}) == 2
-
-
-def _group_line(
-    group: str, split: str, points: Sequence[Point], *, marked: bool = False, dashed: bool = False
-) -> ChartLine:
-    downsampled = downsample_points(points, _MAX_CURVE_POINTS)
-    return ChartLine(
-        f"{group}, {split}", downsampled, has_markers=marked, group=group, label=_group_number(group), is_dashed=dashed
-    )
+def _group_lines(group: str, validation: Sequence[Point], training: Sequence[Point]) -> Iterator[ChartLine]:
+    for split, points in (("validation", validation), ("training", training)):
+        yield ChartLine(
+            f"{group}, {split}",
+            downsample_points(points, _MAX_CURVE_POINTS),
+            has_markers=split == "validation",
+            group=group,
+            label=_group_number(group),
+            is_dashed=split == "training",
+        )
 
 
 def _run_line(

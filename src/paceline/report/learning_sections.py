@@ -139,15 +139,7 @@ def _lr_charts(run: RunData) -> list[Chart]:
     # Logged steps alone would miss the first step and usually the peak. Steps not reached are a line of their own.
     planned = _planned_lr(run.plan)
     if not planned:
-        steps = run.steps
-        if not steps.has_key("lr"):
-            return []
-        note = f"highest logged {number(steps.extents['lr'].highest)}"
-        return [
-            Chart(
-                "Learning rate", _x_key(steps), "", [ChartLine("lr", steps.xy_points(_x_key(steps), "lr"))], note=note
-            )
-        ]
+        return []
     per_epoch = max(1.0, finite_or_none(run.plan.get("steps_per_epoch")) or 1.0)
     ended = _steps_done(run)
     done = [point for point in planned if point[0] < ended]
@@ -161,7 +153,7 @@ def _lr_charts(run: RunData) -> list[Chart]:
 
 
 def _planned_lr(plan: dict[str, Any]) -> list[tuple[float, float]]:
-    # As (step, learning rate); older runs have none.
+    # As (step, learning rate).
     recorded = plan.get("lr_schedule")
     pairs = (
         [each for each in recorded if isinstance(each, list) and len(each) == 2] if isinstance(recorded, list) else []
@@ -238,12 +230,7 @@ def class_table(counts: Sequence[ClassCount], num_open: int = _NUM_OPEN_CLASSES)
         ]
         for each in listed
     ]
-    columns = [
-        TableColumn("class", is_number=False),
-        TableColumn("images"),
-        TableColumn("correct"),
-        TableColumn("accuracy"),
-    ]
+    columns = cells.table_columns(["class"], ["images", "correct", "accuracy"])
     more = (
         f"all {len(counts):,} classes"
         if len(listed) == len(counts)
@@ -261,14 +248,8 @@ def _confusion_blocks(run: RunData) -> list[Block]:
         blocks.append(HeatMap("Confusion matrix: true class by row, predicted by column", names, run.confusion))
     pairs = _confused_pairs(run)
     if pairs:
-        columns = [
-            TableColumn("true", is_number=False),
-            TableColumn("predicted", is_number=False),
-            TableColumn("images"),
-        ]
-        blocks.append(
-            Table("Most confused pairs", [*columns, TableColumn("share of the true class")], pairs, 10, "more")
-        )
+        columns = cells.table_columns(["true", "predicted"], ["images", "share of the true class"])
+        blocks.append(Table("Most confused pairs", columns, pairs, 10, "more"))
     return blocks
 
 

@@ -1,17 +1,15 @@
-"""Downsample series of any length in one pass and bounded memory, and split them at gaps."""
+"""Downsample series, and split them at gaps."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
 from paceline.report.text import finite_or_none
 
 Point = tuple[float, float]
 MAX_POINTS = 500
-# Sum and number of values by key.
-_Sums = dict[str, tuple[float, int]]
 # A pause is a gap if it exceeds the median interval nearby, before and after, by this factor.
 _GAP_FACTOR: Final = 5.0
 _NUM_NEIGHBOURS: Final = 8
@@ -46,80 +44,33 @@ class Series:
         return key in self.extents
 
 
-class Downsampler:
-    """Collect records one by one; above `limit` points, average neighbours pairwise."""
-
-    def __init__(self, limit: int = MAX_POINTS) -> None:
-        # Halving merges points in pairs.
-        assert limit % 2 == 0, limit
-        self._limit = limit
-        self._per_point = 1
-        self._num_records = 0
-        self._points: list[_Sums] = []
-        self._open: _Sums = {}
-        self._num_open = 0
-        self._seen: dict[str, list[float]] = {}  # lowest, highest, last
-
-    def add(self, record: Mapping[str, object]) -> None:
-        """Add a record, ignoring values that are not finite numbers."""
-        if len(self._points) == self._limit and not self._num_open:  # full: halve the resolution
-            self._halve()
-        for key, raw in record.items():
-            value = finite_or_none(raw)
-            if value is None:
-                continue
-            _add_value(self._open, key, value, 1)
-            seen = self._seen.setdefault(key, [value, value, value])
-            seen[:] = min(value, seen[0]), max(value, seen[1]), value
-        self._num_records += 1
-        self._num_open += 1
-        if self._num_open == self._per_point:
-            self._points.append(self._open)
-            self._open, self._num_open = {}, 0
-
-    def series(self) -> Series:
-        """Return the series of all records added so far."""
-        points = [*self._points, self._open] if self._num_open else self._points
-        whole: _Sums = {}
-        for each in points:
-            _merge_sums(whole, each)
-        means = _mean_values(whole)
-        extents = {
-            key: Extent(lowest, highest, means[key], last) for key, (lowest, highest, last) in self._seen.items()
-        }
-        return Series(tuple(map(_mean_values, points)), extents, self._num_records, self._per_point)
-
-    def _halve(self) -> None:
-        for left, right in zip(self._points[::2], self._points[1::2], strict=True):
-            _merge_sums(left, right)
-        self._points = self._points[::2]
-        self._per_point *= 2
-
-
-def _add_value(sums: _Sums, key: str, value: float, number: int) -> None:
-    before, num_before = sums.get(key, (0.0, 0))
-    sums[key] = (before + value, num_before + number)
-
-
-def _merge_sums(sums: _Sums, others: _Sums) -> None:
-    for key, (value, number) in others.items():
-        _add_value(sums, key, value, number)
-
-
-def _mean_values(sums: _Sums) -> dict[str, float]:
-    return {key: value / number for key, (value, number) in sums.items()}
-
-
 def downsample(records: Iterable[Mapping[str, object]], limit: int = MAX_POINTS) -> Series:
-    """Return `records` as a series of at most `limit` points (an even number)."""
-    downsampler = Downsampler(limit)
-    for record in records:
-        downsampler.add(record)
-    return downsampler.series()
+    """Return `records` as a series of at most `limit` points, ignoring values that are not finite numbers."""
+    rows = [
+        {key: value for key, raw in record.items() if (value := finite_or_none(raw)) is not None} for record in records
+    ]
+    per_point = 1
+    while per_point * limit < len(rows):
+        per_point *= 2
+    points = tuple(_mean_row(rows[begin : begin + per_point]) for begin in range(0, len(rows), per_point))
+    extents = {key: Extent(min(each), max(each), fmean(each), each[-1]) for key, each in _columns(rows).items()}
+    return Series(points, extents, len(rows), per_point)
+
+
+def _columns(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for key, value in row.items():
+            values.setdefault(key, []).append(value)
+    return values
+
+
+def _mean_row(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    return {key: fmean(each) for key, each in _columns(rows).items()}
 
 
 def downsample_points(points: Iterable[Point], limit: int) -> tuple[Point, ...]:
-    """Return a line as at most `limit` points (an even number)."""
+    """Return a line as at most `limit` points."""
     return downsample(({"x": x, "y": y} for x, y in points), limit).xy_points("x", "y")
 
 

@@ -209,7 +209,7 @@ def _warning_table(records: FirstRecords) -> Block:
     if not records.total:
         return cells.missing_paragraph("No warnings were logged.")
     rows = [[_time_cell(each, "unix_s"), TableCell(clean_text(each.get("message", ""), 500))] for each in records.rows]
-    columns = [TableColumn("when", is_number=False), TableColumn("warning", is_number=False)]
+    columns = cells.table_columns(["when", "warning"])
     title = (
         f"Warnings ({records.total:,})"
         if records.total == len(rows)
@@ -229,5 +229,5 @@ def _bad_image_tables(records: FirstRecords) -> list[Block]:
         ]
         for each in records.rows
     ]
-    columns = [TableColumn(each, is_number=False) for each in ("split", "image", "why it was left out")]
+    columns = cells.table_columns(["split", "image", "why it was left out"])
     return [Table(f"Images that could not be read ({records.total:,})", columns, rows, 5, f"{len(rows)} of them")]

@@ -21,7 +21,6 @@ from paceline.report.document import (
     Paragraph,
     Table,
     TableCell,
-    TableColumn,
 )
 from paceline.report.read_run import RunData
 from paceline.report.run_summary import wall_clock_parts
@@ -258,11 +257,8 @@ def _communication_blocks(result: CommunicationResult) -> list[Block]:
         ]
         for index, each in enumerate(result.buckets)
     ]
-    titles = ("bucket", "bytes", "ready after", "on the wire", "rate", "steps")
-    table = Table(
-        "Buckets of gradients, means", [TableColumn(each) for each in titles], rows, _NUM_OPEN_RANKS, "all buckets"
-    )
-    return [*blocks, table]
+    columns = cells.table_columns([], ["bucket", "bytes", "ready after", "on the wire", "rate", "steps"])
+    return [*blocks, Table("Buckets of gradients, means", columns, rows, _NUM_OPEN_RANKS, "all buckets")]
 
 
 def _straggler_paragraph(result: StragglerResult) -> Paragraph:
@@ -290,7 +286,7 @@ def _rank_table(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
     titles = ["rank", "per step", "late by", *map(cells.stage_label, stages)]
     clock = "; stages by the device's clock" if on_gpu else ""
     title = f"Ranks: mean ms per step{clock}"
-    return Table(title, [TableColumn(each) for each in titles], rows, _NUM_OPEN_RANKS, f"all {len(results):,} ranks")
+    return Table(title, cells.table_columns([], titles), rows, _NUM_OPEN_RANKS, f"all {len(results):,} ranks")
 
 
 def _milliseconds_cell(value_s: float) -> TableCell:
@@ -321,12 +317,9 @@ def _probe_blocks(profile: dict[str, Any]) -> list[Block]:
         return []
     sentence = "Each probe repeats the run with one part of its work removed. The ratio shows the cost of that part."
     columns = [
-        TableColumn("run", is_number=False),
-        TableColumn("free", is_number=False),
-        TableColumn("images/s"),
-        TableColumn("range"),
+        *cells.table_columns(["run", "free"], ["images/s", "range", "ratio"]),
+        *cells.table_columns(["recipe patch"]),
     ]
-    columns += [TableColumn("ratio"), TableColumn("recipe patch", is_number=False)]
     base = profile.get("base")
     first = [{**base, "name": "base", "explains": "nothing", "ratio": 1.0}] if isinstance(base, dict) else []
     rows = [_probe_row(each) for each in [*first, *probes[:50]]]
@@ -334,7 +327,7 @@ def _probe_blocks(profile: dict[str, Any]) -> list[Block]:
 
 
 def _probe_row(probe: dict[str, Any]) -> list[TableCell]:
-    ratio = finite_or_none(probe.get("ratio"))
+    ratio, patch = finite_or_none(probe.get("ratio")), probe.get("patch")
     times = "" if ratio is None else f"{ratio:.2f}x{_format_range(probe.get('ratio_spread'), '.2f')}"
     return [
         cells.text_cell(probe.get("name", "")),
@@ -342,7 +335,7 @@ def _probe_row(probe: dict[str, Any]) -> list[TableCell]:
         cells.number_cell(finite_or_none(probe.get("images_per_s"))),
         TableCell(_format_range(probe.get("spread"), ",.0f").strip(" ()")),
         TableCell(times, ratio),
-        TableCell(_format_patch(probe.get("patch")), is_code=True),
+        cells.patch_cell([str(each) for each in patch] if isinstance(patch, list) else []),
     ]
 
 
@@ -358,24 +351,11 @@ def _skipped_probes(profile: dict[str, Any]) -> list[Block]:
         [cells.text_cell(each.get("name", "")), cells.text_cell(each.get("reason", ""), 300)]
         for each in _only_objects(profile.get("left_out"))[:50]
     ]
-    columns = [TableColumn("probe", is_number=False), TableColumn("reason", is_number=False)]
-    return [Table("Not measured", columns, rows)] if rows else []
+    return [Table("Not measured", cells.table_columns(["probe", "reason"]), rows)] if rows else []
 
 
 def _only_objects(values: object) -> list[dict[str, Any]]:
     return [each for each in values if isinstance(each, dict)] if isinstance(values, list) else []
-
-
-def _format_patch(patch: object) -> str:
-    match patch:
-        case None:
-            return ""
-        case dict():
-            return clean_text(" ".join(f"{key}={value}" for key, value in patch.items()), 300)
-        case list():
-            return clean_text(" ".join(str(each) for each in patch), 300)
-        case _:
-            return clean_text(patch, 300)
 
 
 def _ceiling_blocks(ceilings: object) -> list[Block]:
