@@ -7,9 +7,10 @@ are disjoint, and runs of fewer than `MIN_STEPS` steps have no findings.
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from paceline.core.results import BatchNormCheck, ClassCount, EvalReport, EvalResult, Finding, Status
 from paceline.core.statistics import CONFIDENCE, NORMAL_QUANTILE, wilson_interval
@@ -35,7 +36,8 @@ _MAX_TREND: Final = 200  # evaluations in the trend test, which is quadratic
 _MAX_IMAGES: Final = 10**12  # a damaged record may hold any number
 _MAX_NAMES: Final = 5
 _LARGEST: Final = sys.float_info.max
-_SEVERITY_ORDER: Final = {"error": 0, "warning": 1, "note": 2}
+Severity = Literal["error", "warning", "note"]
+_SEVERITY_ORDER: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,11 @@ class RunHistory:
         return self.points[-1] if self.points else None
 
     @property
-    def is_early(self) -> bool:
-        """Whether a run has trained too little for its accuracy to mean anything; False for weights alone."""
-        if self.is_alone or self.last is None:
-            return False
-        return self.last.step < MIN_STEPS or self.is_too_short
+    def has_trained_enough(self) -> bool:
+        """Whether there is an evaluation after enough training for its accuracy to mean anything."""
+        if self.last is None or self.is_alone:
+            return self.last is not None
+        return self.last.step >= MIN_STEPS and not self.is_too_short
 
     @property
     def is_running(self) -> bool:
@@ -149,46 +151,38 @@ def training_losses(rows: Iterable[Mapping[str, Any]]) -> tuple[tuple[int, float
     )
 
 
+class Diagnosis(NamedTuple):
+    """What a rule has found; `severity` replaces that of the rule."""
+
+    evidence: str
+    advice: str
+    numbers: dict[str, float]
+    severity: Severity | None = None
+
+
 def find_problems(history: RunHistory) -> tuple[Finding, ...]:
     """Return the findings about a run, the most severe first."""
-    found = [
-        *_finding_useless(history),
-        *_finding_lost_accuracy(history),
-        *_finding_ema(history),
-        *_finding_skipped_steps(history),
-    ]
-    return tuple(sorted(found, key=lambda each: _SEVERITY_ORDER[each.severity]))
+    found = []
+    for name, severity, diagnose in RULES:
+        diagnosis = diagnose(history)
+        if diagnosis is not None:
+            values = diagnosis._asdict() | {"severity": diagnosis.severity or severity}
+            found.append(Finding(name=name, **values))
+    return tuple(sorted(found, key=lambda each: _SEVERITY_ORDER.index(each.severity)))
 
 
 def is_suspicious(history: RunHistory) -> bool:
     """Return whether the last evaluation is so bad that BatchNorm's running statistics should be checked."""
-    return _is_useless(history) or (not history.is_too_short and _below_best(history) is not None)
+    return _is_useless(history) or _diagnose_drop(history) is not None
 
 
 def _is_useless(history: RunHistory) -> bool:
-    return (
-        bool(history.points)
-        and not history.is_early
-        and (_finding_one_class(history) is not None or _is_at_chance(history.classes))
-    )
+    return _diagnose_one_class(history) is not None or _diagnose_chance(history) is not None
 
 
-def _finding_useless(history: RunHistory) -> Iterator[Finding]:
-    """Yield why the weights are useless, or else the classes that are never predicted correctly."""
-    if history.is_early or history.last is None:
-        return
-    one = _finding_one_class(history)
-    if one is not None:
-        yield one
-    elif _is_at_chance(history.classes):
-        yield _finding_at_chance(history, history.last)
-    else:
-        yield from _finding_missed_classes(history)
-
-
-def _finding_one_class(history: RunHistory) -> Finding | None:
+def _diagnose_one_class(history: RunHistory) -> Diagnosis | None:
     classes, confusion = history.classes, history.confusion
-    if len(classes) < 2 or len(confusion) != len(classes):
+    if not history.has_trained_enough or len(classes) < 2 or len(confusion) != len(classes):
         return None
     predicted = [sum(column) for column in zip(*confusion, strict=True)]
     chosen = max(range(len(classes)), key=predicted.__getitem__)
@@ -197,17 +191,26 @@ def _finding_one_class(history: RunHistory) -> Finding | None:
     wrong = predicted[chosen] - confusion[chosen][chosen]
     if not others or not wilson_interval(wrong, others).is_above(NEARLY_ALL):
         return None
-    return Finding(
-        name="one_class_predicted",
-        severity="error",
-        evidence=f"{predicted[chosen]:,} of {total:,} images are classified as {classes[chosen].name!r}, "
+    return Diagnosis(
+        f"{predicted[chosen]:,} of {total:,} images are classified as {classes[chosen].name!r}, "
         f"{wrong:,} of the {others:,} images of other classes among them. {_compare_with_majority(classes)}",
-        advice=_why_useless(history),
-        numbers={"predicted": predicted[chosen], "images": total, "wrong": wrong, "of_other_classes": others},
+        _why_useless(history),
+        {"predicted": predicted[chosen], "images": total, "wrong": wrong, "of_other_classes": others},
     )
 
 
-def _is_at_chance(classes: Sequence[ClassCount]) -> bool:
+def _diagnose_chance(history: RunHistory) -> Diagnosis | None:
+    last, classes = history.last, history.classes
+    if last is None or not history.has_trained_enough or _diagnose_one_class(history) or not _are_guesses(classes):
+        return None
+    return Diagnosis(
+        f"The model is no better than guessing. {_compare_with_majority(classes)}",
+        _why_useless(history),
+        {"top1": last.top1, "guess": _majority_share(classes), "images": last.images},
+    )
+
+
+def _are_guesses(classes: Sequence[ClassCount]) -> bool:
     """Return whether neither top-1 nor the mean per-class accuracy is above always predicting the largest class."""
     nonempty = [each for each in classes if each.images]
     if len(nonempty) < 2:
@@ -226,16 +229,6 @@ def _is_at_chance(classes: Sequence[ClassCount]) -> bool:
     shares = [((each.correct + 2) / (each.images + 4), each.images + 4) for each in nonempty]
     error = math.sqrt(math.fsum(share * (1 - share) / images for share, images in shares)) / len(nonempty)
     return mean - NORMAL_QUANTILE * error <= 1 / len(nonempty)
-
-
-def _finding_at_chance(history: RunHistory, last: EvalPoint) -> Finding:
-    return Finding(
-        name="at_chance",
-        severity="error",
-        evidence=f"The model is no better than guessing. {_compare_with_majority(history.classes)}",
-        advice=_why_useless(history),
-        numbers={"top1": last.top1, "guess": _majority_share(history.classes), "images": last.images},
-    )
 
 
 def _majority_share(classes: Sequence[ClassCount]) -> float:
@@ -269,36 +262,30 @@ def _why_useless(history: RunHistory) -> str:
     )
 
 
-def _finding_missed_classes(history: RunHistory) -> Iterator[Finding]:
-    """Yield classes without one correct image, unless chance explains that at the accuracy over all classes."""
+def _diagnose_missed_classes(history: RunHistory, *, is_predicted: bool) -> Diagnosis | None:
+    """Find the classes without one correct image, unless chance explains that at the accuracy over all classes."""
     nonempty = [(number, each) for number, each in enumerate(history.classes) if each.images]
-    if len(nonempty) < 3:
-        return
+    if not history.has_trained_enough or len(nonempty) < 3 or _is_useless(history):
+        return None
     top1 = sum(each.correct for _, each in nonempty) / sum(each.images for _, each in nonempty)
     level = (1 - CONFIDENCE) / len(nonempty)  # Bonferroni correction for many classes
-    never = [(number, each) for number, each in nonempty if not each.correct and (1 - top1) ** each.images < level]
     has_matrix = len(history.confusion) == len(history.classes)
-    columns = {number for number, _ in never if has_matrix and not any(row[number] for row in history.confusion)}
-    unpredicted = [each for number, each in never if number in columns]
-    wrong = [each for number, each in never if number not in columns]
-    advice = "Check their labels, and how many training images they have (paceline data inspect); "
-    advice += "train.class_weights=balanced makes rare classes count."
-    if unpredicted:
-        yield Finding(
-            name="classes_never_predicted",
-            severity="warning",
-            evidence=f"{_class_list(unpredicted)} never predicted, for any image. Top-1 of all is {accuracy(top1)}.",
-            advice=advice,
-            numbers={"classes": len(unpredicted), "of": len(nonempty)},
-        )
-    if wrong:
-        yield Finding(
-            name="classes_never_right",
-            severity="warning",
-            evidence=f"{_class_list(wrong)} never right. Top-1 of all is {accuracy(top1)}.",
-            advice=advice,
-            numbers={"classes": len(wrong), "of": len(nonempty)},
-        )
+    missed = [
+        each
+        for number, each in nonempty
+        if not each.correct
+        and (1 - top1) ** each.images < level
+        and is_predicted == (not has_matrix or any(row[number] for row in history.confusion))
+    ]
+    if not missed:
+        return None
+    what = "never right" if is_predicted else "never predicted, for any image"
+    return Diagnosis(
+        f"{_class_list(missed)} {what}. Top-1 of all is {accuracy(top1)}.",
+        "Check their labels, and how many training images they have (paceline data inspect); "
+        "train.class_weights=balanced makes rare classes count.",
+        {"classes": len(missed), "of": len(nonempty)},
+    )
 
 
 def _class_list(classes: Sequence[ClassCount]) -> str:
@@ -307,69 +294,47 @@ def _class_list(classes: Sequence[ClassCount]) -> str:
     return f"{', '.join(shown)}{more} {'is' if len(classes) == 1 else 'are'}"
 
 
-def _finding_lost_accuracy(history: RunHistory) -> Iterator[Finding]:
-    """Yield a drop from the best evaluation, and its measured cause."""
-    last, check = history.last, history.batch_norm
-    if last is None or history.is_too_short:
-        return
-    below = _below_best(history)
-    is_lagging = check is not None and _is_lagging(check)
-    if check is not None and is_lagging:
-        yield _batch_norm_lags(check)
-    rise = _rise(history.points)
-    training = None if rise is None else _training_loss_change(history.losses, rise.lowest.step, last.step)
-    if rise is not None and training is not None and training[1] < training[0] and not is_lagging:
-        if rise.is_sudden and (below is not None or _is_useless(history)):
-            yield _finding_collapse(history, rise, training)
-        elif rise.is_trend and last.epoch > 1:  # in the first epoch every image is new
-            yield _finding_overfitting(rise, training, is_accuracy_lost=below is not None)
-    if below is not None:
-        yield below
+def _diagnose_batch_norm(history: RunHistory) -> Diagnosis | None:
+    check = history.batch_norm
+    if check is None or history.last is None or history.is_too_short or not _is_lagging(check):
+        return None
+    running, batch = check.running / check.images, check.batch / check.images
+    return Diagnosis(
+        f"On the same {count(check.images, 'training image')} top-1 is {accuracy(batch)} with batch norm's "
+        f"statistics of those images, as in training, and {accuracy(running)} with its running statistics, as in "
+        "evaluation. The running ones average over past steps, whose weights were others.",
+        "The weights are sound. Evaluation recovers as the learning rate falls: train to the end of the "
+        "schedule, let it end lower (schedule.final), or lower optim.lr (and optim.sgd_lr of muon). In a model of your "
+        "own, check the momentum of its batch norms.",
+        {"images": check.images, "running_top1": running, "batch_top1": batch},
+    )
 
 
 def _is_lagging(check: BatchNormCheck) -> bool:
     """Return whether accuracy is far better with batch statistics than with running statistics."""
-    return _is_far_below(check.running, check.images, check.batch, check.images)
+    return _is_far_below(check.running, check.batch, check.images)
 
 
-def _batch_norm_lags(check: BatchNormCheck) -> Finding:
-    running, batch = check.running / check.images, check.batch / check.images
-    return Finding(
-        name="batch_norm_lags",
-        severity="warning",
-        evidence=f"On the same {count(check.images, 'training image')} top-1 is {accuracy(batch)} with batch norm's "
-        f"statistics of those images, as in training, and {accuracy(running)} with its running statistics, as in "
-        "evaluation. The running ones average over past steps, whose weights were others.",
-        advice="The weights are sound. Evaluation recovers as the learning rate falls: train to the end of the "
-        "schedule, let it end lower (schedule.final), or lower optim.lr (and optim.sgd_lr of muon). In a model of your "
-        "own, check the momentum of its batch norms.",
-        numbers={"images": check.images, "running_top1": running, "batch_top1": batch},
-    )
-
-
-def _below_best(history: RunHistory) -> Finding | None:
+def _diagnose_drop(history: RunHistory) -> Diagnosis | None:
     last = history.last
     best_top1, step = _best_point(history)
-    if last is None or best_top1 is None or step is None or step == last.step:
+    if last is None or history.is_too_short or best_top1 is None or step is None or step == last.step:
         return None
-    if not _is_far_below(last.correct, last.images, round(best_top1 * last.images), last.images):
+    if not _is_far_below(last.correct, round(best_top1 * last.images), last.images):
         return None
     if history.best_kept:
-        kept, advice = "Its checkpoint was kept.", "Use it: add --checkpoint best to paceline eval, predict or export."
+        kept, advice = " Its checkpoint was kept.", "Use it: add --checkpoint best to paceline eval, predict or export."
     elif history.best_kept is None:
         kept, advice = "", "See whether --checkpoint best has it."
     else:
-        kept = "Its weights were not saved."
+        kept = " Its weights were not saved."
         advice = "Set checkpoint.keep_best=on, and checkpoint.every no longer than train.eval_every, and train again."
     if history.is_running:
         advice = f"The run has not ended: resume it, and look again. {advice}"
-    evidence = f"Top-1 was {accuracy(best_top1)} after step {step:,} and is {accuracy(last.top1)} at the end. {kept}"
-    return Finding(
-        name="best_above_last",
-        severity="warning",
-        evidence=evidence.strip(),
-        advice=advice,
-        numbers={"best_top1": best_top1, "best_step": step, "last_top1": last.top1, "last_step": last.step},
+    return Diagnosis(
+        f"Top-1 was {accuracy(best_top1)} after step {step:,} and is {accuracy(last.top1)} at the end.{kept}",
+        advice,
+        {"best_top1": best_top1, "best_step": step, "last_top1": last.top1, "last_step": last.step},
     )
 
 
@@ -382,9 +347,9 @@ def _best_point(history: RunHistory) -> tuple[float | None, int | None]:
     return best.top1, best.step
 
 
-def _is_far_below(worse: int, worse_total: int, better: int, better_total: int) -> bool:
+def _is_far_below(worse: int, better: int, images: int) -> bool:
     """Return whether one accuracy is far below another: disjoint intervals, and half as many errors again."""
-    low, high = wilson_interval(worse, worse_total), wilson_interval(better, better_total)
+    low, high = wilson_interval(worse, images), wilson_interval(better, images)
     if high.low is None or not low.is_below(high.low):
         return False
     # At a high learning rate accuracy usually varies by a point or two, which is significant but no problem.
@@ -441,34 +406,50 @@ def _mean_before(losses: Sequence[tuple[int, float]], step: int) -> float:
     return math.fsum(recent) / len(recent)
 
 
-def _finding_collapse(history: RunHistory, rise: _Rise, training: tuple[float, float]) -> Finding:
-    train_top1 = history.last.train_top1 if history.last is not None else None
+def _diagnose_collapse(history: RunHistory) -> Diagnosis | None:
+    rise, training = _rise_while_training_loss_fell(history)
+    is_lost = _diagnose_drop(history) is not None or _is_useless(history)
+    if history.last is None or rise is None or training is None or not rise.is_sudden or not is_lost:
+        return None
+    train_top1 = history.last.train_top1
     on_training = (
         "" if train_top1 is None else f" On training images, evaluated alike, top-1 is {accuracy(train_top1)}."
     )
-    cause = "Batch norm's running statistics are not the cause. " if history.batch_norm is not None else ""
+    cause = " Batch norm's running statistics are not the cause." if history.batch_norm is not None else ""
     advice = "Check the data of validation, and lower optim.lr."
     if history.batch_norm is None:
         advice = "Run paceline eval, which measures whether batch norm's running statistics lag behind the weights."
-    return Finding(
-        name="validation_collapsed",
-        severity="warning",
-        evidence=f"{_both_losses(rise, training)}{on_training} Most of the rise came within one evaluation interval: "
-        f"that is no overfitting, which comes slowly. {cause}".strip(),
-        advice=advice,
-        numbers=_loss_numbers(rise, training),
+    return Diagnosis(
+        f"{_both_losses(rise, training)}{on_training} Most of the rise came within one evaluation interval: "
+        f"that is no overfitting, which comes slowly.{cause}",
+        advice,
+        _loss_numbers(rise, training),
     )
 
 
-def _finding_overfitting(rise: _Rise, training: tuple[float, float], *, is_accuracy_lost: bool) -> Finding:
+def _diagnose_overfitting(history: RunHistory) -> Diagnosis | None:
+    rise, training = _rise_while_training_loss_fell(history)
+    if history.last is None or rise is None or training is None or not rise.is_trend:
+        return None
+    if history.last.epoch <= 1 or _diagnose_collapse(history):  # in the first epoch every image is new
+        return None
+    is_accuracy_lost = _diagnose_drop(history) is not None
     ending = "" if is_accuracy_lost else " Top-1 has not suffered: the model is too confident where it is wrong."
-    return Finding(
-        name="overfitting",
-        severity="warning" if is_accuracy_lost else "note",
-        evidence=f"{_both_losses(rise, training)}{ending}",
-        advice="Train for fewer epochs, or regularise: data.augment, optim.weight_decay, train.label_smoothing.",
-        numbers=_loss_numbers(rise, training),
+    return Diagnosis(
+        f"{_both_losses(rise, training)}{ending}",
+        "Train for fewer epochs, or regularise: data.augment, optim.weight_decay, train.label_smoothing.",
+        _loss_numbers(rise, training),
+        "warning" if is_accuracy_lost else "note",
     )
+
+
+def _rise_while_training_loss_fell(history: RunHistory) -> tuple[_Rise | None, tuple[float, float] | None]:
+    """Return a rise of the validation loss that lagging batch norm does not explain, and the training loss."""
+    rise = _rise(history.points)
+    if rise is None or history.is_too_short or _diagnose_batch_norm(history):
+        return None, None
+    training = _training_loss_change(history.losses, rise.lowest.step, rise.last.step)
+    return (rise, training) if training is not None and training[1] < training[0] else (None, None)
 
 
 def _both_losses(rise: _Rise, training: tuple[float, float]) -> str:
@@ -489,47 +470,39 @@ def _loss_numbers(rise: _Rise, training: tuple[float, float]) -> dict[str, float
     }
 
 
-def _finding_ema(history: RunHistory) -> Iterator[Finding]:
-    """Yield which of raw and averaged weights is far worse; an unfinished run may still change that."""
+def _diagnose_averages(history: RunHistory, *, is_raw_worse: bool) -> Diagnosis | None:
+    """Find whether one of raw and averaged weights is far worse; an unfinished run may still change that."""
     last = history.last
-    if last is None or last.ema_top1 is None or history.is_early or history.is_running:
-        return
+    if last is None or last.ema_top1 is None or not history.has_trained_enough or history.is_running:
+        return None
     raw, averaged = round(last.raw_top1 * last.images), round(last.ema_top1 * last.images)
-    numbers = {"top1": last.raw_top1, "averaged_top1": last.ema_top1, "images": last.images}
+    worse, better = (raw, averaged) if is_raw_worse else (averaged, raw)
+    # Averaging is expected to reduce errors by a third, so only a large gap is a finding.
+    if not _is_far_below(worse, better, last.images) or (is_raw_worse and raw > SKILL_LEFT * averaged):
+        return None
+    what = "The averaged ones are those that predict, export and compare use."
+    advice = "The average reaches further back than the run has learnt: lower train.ema.decay, or train longer."
+    if is_raw_worse:
+        what = "The last steps still move the raw weights far."
+        advice = "Nothing is lost, as the averaged weights are used. Let the learning rate end lower "
+        advice += "(schedule.final), or lower optim.lr."
     both = f"Top-1 of the averaged weights is {accuracy(last.ema_top1)}, of the raw ones {accuracy(last.raw_top1)}."
-    if _is_far_below(averaged, last.images, raw, last.images):
-        yield Finding(
-            name="averaged_below_raw",
-            severity="warning",
-            evidence=f"{both} The averaged ones are those that predict, export and compare use.",
-            advice="The average reaches further back than the run has learnt: lower train.ema.decay, or train longer.",
-            numbers=numbers,
-        )
-    elif _is_far_below(raw, last.images, averaged, last.images) and raw <= SKILL_LEFT * averaged:
-        # Averaging is expected to reduce errors by a third, so only a large gap is a finding.
-        yield Finding(
-            name="raw_below_averaged",
-            severity="note",
-            evidence=f"{both} The last steps still move the raw weights far.",
-            advice="Nothing is lost, as the averaged weights are used. Let the learning rate end lower "
-            "(schedule.final), or lower optim.lr.",
-            numbers=numbers,
-        )
+    numbers = {"top1": last.raw_top1, "averaged_top1": last.ema_top1, "images": last.images}
+    return Diagnosis(f"{both} {what}", advice, numbers)
 
 
-def _finding_skipped_steps(history: RunHistory) -> Iterator[Finding]:
+def _diagnose_skipped_steps(history: RunHistory) -> Diagnosis | None:
     # Loss scaling skips a step whenever the scale is too large.
     usual = FEW_SKIPS + history.steps / SCALE_INTERVAL if history.scales_loss else 0
     if history.skipped <= usual or not history.steps:
-        return
+        return None
     share = history.skipped / history.steps
-    yield Finding(
-        name="steps_skipped",
-        severity="warning" if share >= 0.01 else "note",
-        evidence=f"{count(history.skipped, 'step')} of {history.steps:,} ({100 * share:.2g} %) moved nothing: the loss "
+    return Diagnosis(
+        f"{count(history.skipped, 'step')} of {history.steps:,} ({100 * share:.2g} %) moved nothing: the loss "
         "or gradient was NaN or infinite.",
-        advice="Lower optim.lr, set train.clip_norm, or look for broken images (paceline data verify).",
-        numbers={"skipped": history.skipped, "steps": history.steps},
+        "Lower optim.lr, set train.clip_norm, or look for broken images (paceline data verify).",
+        {"skipped": history.skipped, "steps": history.steps},
+        "warning" if share >= 0.01 else "note",
     )
 
 
@@ -538,3 +511,19 @@ def _parse_share(value: object) -> float:
     if not 0 <= share <= 1:
         raise ValueError(f"{share} is no share")
     return share
+
+
+RULES: Final[tuple[tuple[str, Severity, Callable[[RunHistory], Diagnosis | None]], ...]] = (
+    ("one_class_predicted", "error", _diagnose_one_class),
+    ("at_chance", "error", _diagnose_chance),
+    ("classes_never_predicted", "warning", partial(_diagnose_missed_classes, is_predicted=False)),
+    ("classes_never_right", "warning", partial(_diagnose_missed_classes, is_predicted=True)),
+    ("batch_norm_lags", "warning", _diagnose_batch_norm),
+    ("validation_collapsed", "warning", _diagnose_collapse),
+    ("overfitting", "note", _diagnose_overfitting),
+    ("best_above_last", "warning", _diagnose_drop),
+    ("averaged_below_raw", "warning", partial(_diagnose_averages, is_raw_worse=False)),
+    ("raw_below_averaged", "note", partial(_diagnose_averages, is_raw_worse=True)),
+    ("steps_skipped", "note", _diagnose_skipped_steps),
+)
+"""Name, severity and test of every finding."""

@@ -30,8 +30,7 @@ from paceline.core.run_dir import RunDir, checkpoint_name, read_lines
 from paceline.core.stages import STAGES
 from paceline.data.pack.reader import PackSource
 from paceline.measure import ClockSummary
-from paceline.measure.advice import RunSettings
-from paceline.measure.bottleneck import BottleneckResult, find_bottleneck
+from paceline.measure.bottleneck import BottleneckResult, RunSettings, find_bottleneck
 from paceline.measure.throughput import RunTimer, throughput
 from paceline.training.checkpoint import read_state, weights_sha256
 from paceline.training.context import RunContext

@@ -12,7 +12,7 @@ from paceline.lab.search_space import (
     parse_ceiling,
 )
 from paceline.lab.trial import apply_patch, format_patch
-from paceline.measure.advice import RunSettings, advise_faster_data
+from paceline.measure.bottleneck import RunSettings, advise_faster_data
 from paceline.recipe.load import Patch, load, preset_names
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe

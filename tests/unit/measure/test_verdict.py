@@ -10,8 +10,7 @@ from paceline.core.results import CommunicationResult, CpuResult, StragglerResul
 from paceline.core.stages import STAGES
 from paceline.core.units import Duration
 from paceline.measure import ClockSummary, StageClock, StageTotal
-from paceline.measure.advice import RunSettings
-from paceline.measure.bottleneck import Ceilings, find_bottleneck
+from paceline.measure.bottleneck import Ceilings, RunSettings, find_bottleneck
 from paceline.recipe.load import Layer, Patch, load, merge_layers, validate
 from paceline.recipe.schema import Recipe
 
