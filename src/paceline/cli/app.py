@@ -198,10 +198,8 @@ def doctor(options: DoctorOptions) -> int:
 @_verb("paceline profile folder data.source.root=~/photos --trace")
 def profile(options: ProfileOptions) -> int:
     """Train for a few steps, and report where the time goes and what would save it."""
-    if options.vary:
-        from paceline.cli.sweep import sweep as work
-    else:
-        from paceline.cli.profile import profile as work
+    from paceline.cli.profile import profile as work
+
     return work(options)
 
 

@@ -1,4 +1,4 @@
-"""`paceline profile`: measure where the time of a step goes, and what would save it."""
+"""`paceline profile`: measure where the time of a step goes and what would save it, or each value of a setting."""
 
 import json
 import os
@@ -8,12 +8,22 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline import __version__
 from paceline.cli.args import refuse_length, split_recipe_args
-from paceline.cli.experiment import STOP_SIGNALS, describe_outcome, raise_failed
+from paceline.cli.experiment import (
+    STOP_SIGNALS,
+    Session,
+    ShortRuns,
+    describe_outcome,
+    plan_short_runs,
+    raise_failed,
+    refuse_launcher,
+    run_experiment,
+)
 from paceline.cli.options import ProfileOptions
 from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import enter_world, ranks_to_start
@@ -21,6 +31,7 @@ from paceline.cli.report import try_write_report
 from paceline.cli.start_time import START_TIME_S
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
+from paceline.core.experiments.results import SweepResult
 from paceline.core.process import ignore_stop_signals
 from paceline.core.run_dir import RunDir
 from paceline.core.units import count, share
@@ -28,15 +39,15 @@ from paceline.core.world import World
 from paceline.data.files import printable
 from paceline.lab.patches import build_measurement_patch
 from paceline.lab.probes import BASE, TRACE, SkippedProbe, build_base_trial, build_instrumented_trials, build_probes
-from paceline.lab.repeat import run_interleaved
+from paceline.lab.repeat import alternate_order, run_interleaved
 from paceline.lab.runner import TrialError, TrialRunner, interrupt_on_signals
+from paceline.lab.sweep import Sweep, build_sweep, build_sweep_points, summarize_sweep
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch, write_recipe
 from paceline.parallel.environ import launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import consent_arguments, require_consent
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import divide_batch, resolve_batch
-from paceline.recipe.schema import Recipe
 from paceline.report.cells import format_rate, rate_cell
 from paceline.report.document import KeyFigure, KeyValueList, ReportPage, TableCell
 from paceline.report.read_run import RunData
@@ -52,21 +63,14 @@ _BASE_RECIPE: Final = "base.yaml"
 
 @dataclass(frozen=True)
 class _ProfileRequest:
-    """Request; `recipe` is the recipe `recipe_hash` with the settings of a measurement.
+    """Trials of a profile; `nvtx` is `measure.nvtx` of a run under Nsight Systems, `off` for none."""
 
-    `nvtx` is `measure.nvtx` of a run under Nsight Systems, `off` for none.
-    """
-
-    recipe_hash: str
-    recipe: Recipe
-    steps: int
-    ranks: int
+    runs: ShortRuns
     base: Trial
     probes: Sequence[Trial]
     separate: Sequence[Trial]
     left_out: Sequence[SkippedProbe]
     nvtx: str
-    oversubscribe: bool = False
 
     @property
     def trials(self) -> list[Trial]:
@@ -79,6 +83,8 @@ class _ProfileRequest:
 
 def profile(options: ProfileOptions) -> int:
     """Run `paceline profile`, and return the exit code."""
+    if options.vary:
+        return _sweep(options)
     name, overrides = split_recipe_args(options.args)
     refuse_length(overrides, "a profile", purpose="profile")
     loaded = load(name, overrides)
@@ -94,16 +100,12 @@ def profile(options: ProfileOptions) -> int:
     divide_batch(recipe, num_ranks)
     trials, left_out = build_probes(recipe, num_ranks, options.repeats) if options.probes else ([], [])
     request = _ProfileRequest(
-        recipe_hash=loaded.recipe.hash,
-        recipe=recipe,
-        steps=options.steps,
-        ranks=num_ranks,
+        runs=ShortRuns(loaded, recipe, num_ranks, options.steps, options.repeats, options.oversubscribe),
         base=build_base_trial(options.repeats),
         probes=trials,
         separate=build_instrumented_trials(loaded.recipe, num_ranks, options.steps, overrides, trace=trace),
         left_out=left_out,
         nvtx=nvtx,
-        oversubscribe=options.oversubscribe,
     )
     rundir = _choose_rundir(loaded.name, options.run_dir, world)
     try:
@@ -113,6 +115,54 @@ def profile(options: ProfileOptions) -> int:
     finally:
         if options.run_dir is None and world.is_main:
             rundir.release()
+
+
+def _sweep(options: ProfileOptions) -> int:
+    """Measure each value of a setting, and return the exit code."""
+    if options.trace or options.nvtx:
+        given = "trace" if options.trace else "nvtx"
+        raise RecipeError(f"--{given}: slows down the runs that --vary compares (leave one out)")
+    name, overrides = split_recipe_args(options.args)
+    refuse_length(overrides, "a profile", purpose="profile")
+    refuse_launcher("profile --vary")
+    runs = plan_short_runs(name, overrides, options)
+    measure = runs.loaded.recipe.measure
+    if measure.trace != "off" or measure.nvtx != "off":
+        raise RecipeError("--vary: compares speeds, which traces and NVTX ranges change (leave measure.* out)")
+    varied = build_sweep(options.vary, runs.recipe, runs.ranks, options.repeats)
+    key = {
+        "verb": "profile --vary",
+        "recipe": runs.recipe.to_dict(),
+        "values": [trial.name for trial in varied.trials],
+        "ranks": runs.ranks,
+        "steps": options.steps,
+        "repeats": options.repeats,
+    }
+    work, total = partial(_run_sweep, runs, varied), len(varied.trials) * options.repeats
+    return run_experiment(f"profile-vary-{runs.loaded.name}", key, options, work, total=total)
+
+
+def _run_sweep(runs: ShortRuns, varied: Sweep, session: Session) -> SweepResult:
+    trials, outcomes = varied.trials, []
+    session.print_line(f"{count(len(trials) * runs.repeats, 'run')} of {count(runs.total_steps, 'step')}")
+    runner = runs.build_runner(session)
+    for outcome in run_interleaved(lambda repeat: alternate_order(trials, repeat), runs.repeats, runner):
+        session.print_line(describe_outcome(outcome, runs.repeats))
+        outcomes.append(outcome)
+    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    if not results:
+        raise_failed(outcomes[0])
+    points = build_sweep_points(trials, outcomes)
+    fastest, sentence = summarize_sweep(points)
+    return SweepResult(
+        **runs.result_fields,
+        key=varied.key,
+        points=points,
+        fastest=fastest,
+        sentence=sentence,
+        wall_s=sum(result.time.wall_s for result in results),
+        provenance=results[0].provenance,
+    )
 
 
 def _refuse_more_runs(world: World, *, repeats: int, trace: bool, nvtx: bool) -> None:
@@ -143,20 +193,21 @@ def _choose_rundir(name: str, run_dir: Path | None, world: World) -> RunDir:
 
 
 def _run_trials(request: _ProfileRequest, rundir: RunDir, *, as_json: bool) -> int:
-    out = progress_console(as_json=as_json)
+    out, runs = progress_console(as_json=as_json), request.runs
     recipe_file = rundir.path / _BASE_RECIPE
-    write_recipe(request.recipe, recipe_file)
+    write_recipe(runs.recipe, recipe_file)
     outcomes: list[TrialOutcome] = []
+    num_runs = sum(trial.repeats for trial in request.trials)
     try:
-        with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, _num_runs(request)) as (on_start, print_line):
-            print_line(_plan_text(request))
+        with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, num_runs) as (on_start, print_line):
+            print_line(f"{count(num_runs, 'run')} of {count(runs.total_steps, 'step')}")
             runner = TrialRunner(
-                request.recipe,
+                runs.recipe,
                 recipe_file,
-                request.ranks,
+                runs.ranks,
                 get_folder=lambda trial, repeat: _trial_folder(rundir, trial, repeat),
                 before_run=on_start,
-                oversubscribe=request.oversubscribe,
+                oversubscribe=runs.oversubscribe,
             )
             for outcome in run_interleaved(request.trials_in_repeat, request.base.repeats, runner):
                 if outcome.trial.name == BASE and outcome.result is None:
@@ -170,15 +221,6 @@ def _run_trials(request: _ProfileRequest, rundir: RunDir, *, as_json: bool) -> i
     _move_trace(outcomes, rundir)
     _finish_profile(request, outcomes, rundir, as_json=as_json)
     return 0
-
-
-def _plan_text(request: _ProfileRequest) -> str:
-    steps = request.recipe.measure.warmup_steps + request.steps
-    return f"{count(_num_runs(request), 'run')} of {count(steps, 'step')}"
-
-
-def _num_runs(request: _ProfileRequest) -> int:
-    return sum(trial.repeats for trial in request.trials)
 
 
 def _trial_folder(rundir: RunDir, trial: Trial, repeat: int) -> Path:
@@ -198,8 +240,9 @@ def _finish_profile(
 ) -> None:
     from paceline.lab.profile import build_profile
 
+    recipe, recipe_hash = request.runs.recipe, request.runs.loaded.recipe.hash
     result = build_profile(
-        outcomes, request.recipe, recipe_hash=request.recipe_hash, steps=request.steps, left_out=request.left_out
+        outcomes, recipe, recipe_hash=recipe_hash, steps=request.runs.steps, left_out=request.left_out
     )
     rundir.write_json(rundir.profile.name, result.to_dict())
     try_write_report(rundir)
@@ -224,8 +267,9 @@ def _nsys_command(request: _ProfileRequest, rundir: RunDir) -> str:
     )
     recipe_file, folder = str(rundir.path / _BASE_RECIPE), str(rundir.path / "probes" / "nsys-1")
     marked = format_patch(Patch((("measure.nvtx", request.nvtx),)))
-    program = ("paceline", "train", recipe_file, *marked, *consent_arguments(request.recipe))
-    return shlex.join(("nsys", "profile", *options, *program, "--ranks", str(request.ranks), "--run-dir", folder))
+    program = ("paceline", "train", recipe_file, *marked, *consent_arguments(request.runs.recipe))
+    ranks = str(request.runs.ranks)
+    return shlex.join(("nsys", "profile", *options, *program, "--ranks", ranks, "--run-dir", folder))
 
 
 def _run_as_rank(request: _ProfileRequest, rundir: RunDir, world: World, *, as_json: bool) -> int:
@@ -247,14 +291,14 @@ def _run_as_rank(request: _ProfileRequest, rundir: RunDir, world: World, *, as_j
             interrupts=interrupts,
             progress=position,
         )
-        result = run(request.recipe, world, rundir, invocation=invocation)
+        result = run(request.runs.recipe, world, rundir, invocation=invocation)
         if result.status == "preempted":
             ignore_stop_signals()
             return PREEMPTED
     if world.is_main:
-        write_recipe(request.recipe, rundir.path / _BASE_RECIPE)
+        write_recipe(request.runs.recipe, rundir.path / _BASE_RECIPE)
         by_hand = [
-            SkippedProbe(trial.name, _manual_start_hint(trial, rundir, request.recipe))
+            SkippedProbe(trial.name, _manual_start_hint(trial, rundir, consent_arguments(request.runs.recipe)))
             for trial in (*request.probes, *request.separate)
         ]
         alone = replace(request, left_out=(*request.left_out, *by_hand))
@@ -262,8 +306,7 @@ def _run_as_rank(request: _ProfileRequest, rundir: RunDir, world: World, *, as_j
     return 0
 
 
-def _manual_start_hint(trial: Trial, rundir: RunDir, recipe: Recipe) -> str:
-    consent = consent_arguments(recipe)
+def _manual_start_hint(trial: Trial, rundir: RunDir, consent: Sequence[str]) -> str:
     args = shlex.join(("train", str(rundir.path / _BASE_RECIPE), *format_patch(trial.patch), *consent))
     return f"needs separate ranks (start them like these, with: {args})"
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TextIO
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
-from paceline.core.results import ClassTable, EvalResult, RunResult
+from paceline.core.results import ClassTable, EvalResult
 from paceline.core.units import accuracy, count, duration, number, seconds
 from paceline.data.files import printable_lines
 from paceline.recipe.plan import Plan
@@ -60,7 +60,37 @@ class TimeEstimate:
         return max(0.0, self.step_s * (self._plan.total_steps - self._last[0]) - min(since_s, self.step_s))
 
 
-class PlainProgress:
+class TrainProgress(LogSink):
+    """Progress of a run: its plan and pace, and the newest record. `where` returns the position of the run."""
+
+    def __init__(self, where: GetPosition | None, now: Callable[[], float]) -> None:
+        self._get_position = where
+        self._now = now
+        self._record: StepRecord | None = None
+        self._plan: Plan | None = None
+        self._pace: TimeEstimate | None = None
+
+    def started(self, plan: Plan, step: int) -> None:
+        """Print what the run will do."""
+        self._plan = plan
+        self._pace = TimeEstimate(plan, step, self._now)
+        self.print_line(run_summary(plan, step))
+
+    def evaluated(self, record: EvalRecord) -> None:
+        """Print the result of an evaluation."""
+        assert self._plan is not None
+        self.print_line(f"{_position_text(record.step, record.epoch, self._plan)}  {_eval_text(record)}")
+
+    def warned(self, message: str) -> None:
+        """Print a warning."""
+        self.print_line(f"warning: {message}")
+
+    def print_line(self, line: str) -> None:
+        """Print a line."""
+        raise NotImplementedError
+
+
+class PlainProgress(TrainProgress):
     """Print a line at the start, every ten seconds, and after each evaluation.
 
     With `where`, a thread polls the run every second, so that long steps are reported too.
@@ -73,23 +103,17 @@ class PlainProgress:
     def __init__(
         self, out: TextIO, where: GetPosition | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__(where, now)
         self._out = out
-        self._get_position = where
-        self._now = now
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._reported_s = now()
         self._reported_step = -1
-        self._record: StepRecord | None = None
-        self._plan: Plan | None = None
-        self._pace: TimeEstimate | None = None
 
     def started(self, plan: Plan, step: int) -> None:
         """Print what the run will do."""
-        self._plan = plan
-        self._pace = TimeEstimate(plan, step, self._now)
+        super().started(plan, step)
         self._reported_s = self._now()
-        self._print(run_summary(plan, step))
         if self._get_position is not None:
             # A daemon: it must not keep a process alive whose training failed.
             threading.Thread(target=self._watch, args=(self._get_position,), name="progress", daemon=True).start()
@@ -110,19 +134,7 @@ class PlainProgress:
                 return
             self._reported_s, self._reported_step = self._now(), step
             facts = "  ".join(text for _, text in _status_items(self._plan, self._pace, self._record))
-            self._print(f"{_position_text(step, step / self._plan.steps_per_epoch, self._plan)}  {facts}")
-
-    def evaluated(self, record: EvalRecord) -> None:
-        """Print the result of an evaluation."""
-        assert self._plan is not None
-        self._print(f"{_position_text(record.step, record.epoch, self._plan)}  {_eval_text(record)}")
-
-    def warned(self, message: str) -> None:
-        """Print a warning."""
-        self._print(f"warning: {message}")
-
-    def finished(self, result: RunResult) -> None:
-        """Do nothing: the caller prints the result."""
+            self.print_line(f"{_position_text(step, step / self._plan.steps_per_epoch, self._plan)}  {facts}")
 
     def close(self) -> None:
         """Stop printing."""
@@ -132,11 +144,12 @@ class PlainProgress:
         while not self._closed.wait(1.0):
             self.report_if_due(where()[0])
 
-    def _print(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
+        """Print a line."""
         print(printable_lines(line), file=self._out, flush=True)
 
 
-class LiveProgress:
+class LiveProgress(TrainProgress):
     """Draw a bar for the current epoch with loss, learning rate, images/s and remaining time.
 
     It polls `where` when drawn, so that a step costs the run nothing.
@@ -147,13 +160,9 @@ class LiveProgress:
     def __init__(
         self, console: Console, where: GetPosition | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__(where, now)
         self._console = console
-        self._get_position = where
-        self._now = now
         self._task: TaskID | None = None
-        self._record: StepRecord | None = None
-        self._plan: Plan | None = None
-        self._pace: TimeEstimate | None = None
         self._bar = _Bar(
             self._draw,
             TextColumn("epoch {task.fields[epoch]}", markup=False),
@@ -165,9 +174,7 @@ class LiveProgress:
 
     def started(self, plan: Plan, step: int) -> None:
         """Print what the run will do, and draw the bar."""
-        self._plan = plan
-        self._pace = TimeEstimate(plan, step, self._now)
-        self._console.print(printable_lines(run_summary(plan, step)))
+        super().started(plan, step)
         self._task = self._bar.add_task("", total=plan.steps_per_epoch, epoch=_epoch_text(step, plan), facts="starting")
         self._bar.start()
 
@@ -177,18 +184,14 @@ class LiveProgress:
         self._record = record
         self._pace.update(record.step)
 
-    def evaluated(self, record: EvalRecord) -> None:
-        """Print a line above the bar."""
-        assert self._plan is not None
-        line = f"{_position_text(record.step, record.epoch, self._plan)}  {_eval_text(record)}"
-        self._bar.console.print(line, highlight=False)
-
     def warned(self, message: str) -> None:
-        """Print a line above the bar."""
-        self._bar.console.print(f"warning: {printable_lines(message)}", highlight=False, soft_wrap=True)
+        """Print a warning above the bar."""
+        # Unlike other lines, it may name a path, which must not be broken.
+        self._console.print(f"warning: {printable_lines(message)}", highlight=False, soft_wrap=True)
 
-    def finished(self, result: RunResult) -> None:
-        """Do nothing: the caller prints the result."""
+    def print_line(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(printable_lines(line), highlight=False)
 
     def close(self) -> None:
         """Remove the bar."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.cli import sweep as under_test
 from paceline.cli.options import ProfileOptions
+from paceline.cli.profile import profile
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import SweepResult
@@ -67,7 +67,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         options = ProfileOptions(
             args=["digits"], ranks="1", run_dir=folder, steps=10, repeats=repeats, vary=[varied], as_json=as_json
         )
-        return under_test.sweep(options)
+        return profile(options)
 
     return of
 
@@ -105,4 +105,4 @@ def test_the_first_error_is_raised_if_nothing_was_measured(sweep, tmp_path: Path
 @pytest.mark.parametrize("option", ["trace", "nvtx"])
 def test_tracing_is_refused_beside_vary(option: str) -> None:
     with pytest.raises(RecipeError, match=f"^--{option}: slows down the runs that --vary compares"):
-        under_test.sweep(ProfileOptions(args=["digits"], vary=["data.workers=0,1"], **{option: True}))
+        profile(ProfileOptions(args=["digits"], vary=["data.workers=0,1"], **{option: True}))
