@@ -10,9 +10,10 @@ from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.stages import STAGES
 from paceline.lab.patches import flatten_patch
 from paceline.recipe.consent import require_consent_to_settings
+from paceline.recipe.errors import explain
 from paceline.recipe.load import Patch
 from paceline.recipe.schema.base import Section
-from paceline.recipe.yaml import YamlDocument, read_yaml_file, to_yaml_text
+from paceline.recipe.yaml import read_yaml_file, to_yaml_text
 
 LADDERS: Final = Path(str(resources.files("paceline.lab") / "ladders"))
 _SUFFIXES: Final = (".yaml", ".yml")
@@ -123,7 +124,9 @@ def load_ladder(name: str) -> Ladder:
     try:
         read = _LadderFile.model_validate(document.values)
     except ValidationError as error:
-        raise RecipeError(_explain_error(error, path, document)) from None
+        field, message = explain(error, document.values, _LadderFile)
+        place = f"{path}:{document.find_line(field)}" + (f": {field}" if field else "")
+        raise RecipeError(f"{place}: {message}") from None
     summary = _read_summary(path)
     return Ladder(**{**dict(read), "recipe": _resolve_recipe(read.recipe, path)}, name=path.stem, summary=summary)
 
@@ -157,42 +160,3 @@ def _read_summary(path: Path) -> str:
 def _resolve_recipe(name: str, path: Path) -> str:
     beside = path.parent / Path(name).expanduser()
     return str(beside) if beside.suffix in _SUFFIXES else name
-
-
-def _explain_error(error: ValidationError, path: Path, document: YamlDocument) -> str:
-    # An unknown key comes first: it often explains the other errors, such as a missing field.
-    details = sorted(error.errors(include_url=False), key=lambda each: each["type"] != "extra_forbidden")
-    first = details[0]
-    location, value = [str(part) for part in first["loc"]], first["input"]
-    rung = int(location[1]) if location[0:1] == ["rungs"] and len(location) > 1 else None
-    field = ".".join(location) if rung is None else ".".join([f"rungs[{rung}]", *location[2:]])
-    known = list((_LadderFile if rung is None else Rung).model_fields)
-    match first["type"]:
-        case "extra_forbidden":
-            message = "is not a field" + (suggest_similar(location[-1], known) or f" (one of {', '.join(known)})")
-        case "missing":
-            message = f"is needed (write `{location[-1]}: ...`)"
-        case "value_error":
-            message = str(first["ctx"]["error"])
-        case "too_short":
-            message = "has no rung (write `- {name: ..., set: {...}}` below it)"
-        case "tuple_type" | "list_type":
-            message = f"{value!r} should be a list"
-        case "model_type" | "dict_type":
-            message = f"{value!r} should be a mapping"
-        case _:
-            message = f"{value!r} should be {first['msg'].removeprefix('Input should be ').removeprefix('a valid ')}"
-    line = _find_line(path, document, location)
-    return f"{path}:{line}: {field + ': ' if field else ''}{message}"
-
-
-def _find_line(path: Path, document: YamlDocument, location: list[str]) -> int:
-    if location[0:1] != ["rungs"] or len(location) < 2:
-        return document.lines.get(location[0], 1) if location else 1
-    from ruamel.yaml import YAML
-
-    rungs = YAML(typ="rt", pure=True).load(path.read_text(encoding="utf-8"))["rungs"]
-    rung = rungs[int(location[1])]
-    if len(location) > 2 and isinstance(rung, dict) and location[2] in rung:
-        return int(rung.lc.key(location[2])[0]) + 1  # type: ignore[attr-defined]
-    return int(rungs.lc.item(int(location[1]))[0]) + 1

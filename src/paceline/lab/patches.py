@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from paceline.lab.trial import apply_patch
-from paceline.recipe.load import ALTERNATIVES, Patch
+from paceline.recipe.load import ALTERNATIVES, Patch, iter_settings
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.optim import Muon
@@ -51,15 +51,7 @@ def expand_equivalent_paths(paths: Iterable[str]) -> set[str]:
 
 def flatten_patch(patch: Patch) -> Patch:
     """Return the patch with one entry per field: `optim={name: adam}` becomes `optim.name=adam`."""
-    assignments: list[tuple[str, Any]] = []
-    for path, value in patch.assignments:
-        if isinstance(value, dict) and value:
-            assignments += flatten_patch(
-                Patch(tuple((f"{path}.{name}", each) for name, each in value.items()))
-            ).assignments
-        else:
-            assignments.append((path, value))
-    return Patch(tuple(assignments))
+    return Patch(tuple(each for path, value in patch.assignments for each in iter_settings({path: value})))
 
 
 def drop_section(patch: Patch, section: str) -> Patch:

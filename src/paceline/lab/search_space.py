@@ -14,7 +14,7 @@ from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED, OTHER
 from paceline.core.units import count
 from paceline.lab.patches import drop_unchanged_settings
 from paceline.lab.trial import apply_patch, format_patch
-from paceline.recipe.load import Patch
+from paceline.recipe.load import Patch, iter_settings
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import RandomResizedCrop
 from paceline.recipe.schema.data import Data
@@ -368,7 +368,7 @@ def parse_values(word: str) -> tuple[str, tuple[Any, ...]]:
 
 
 def _check_values(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_batch: bool) -> None:
-    fields = list(dict.fromkeys(field for value in values for field in iter_fields(path, value)))
+    fields = dict.fromkeys(field for value in values for field, _ in iter_settings({path: value}))
     for field in fields:
         if field.startswith(_FIXED_PREFIXES):
             raise RecipeError(f"--vary: {field} is not a setting to tune for speed (leave it out)")
@@ -382,18 +382,9 @@ def _check_values(path: str, values: tuple[Any, ...], recipe: Recipe, *, allow_b
     for value in values:
         changed = apply_patch(recipe, Patch(((path, value),)))
         is_other = changed.optim.name != recipe.optim.name  # which needs its own learning rate
-        for field in filter(changes_result, iter_fields(path, value)):
-            if not (is_other and field.startswith("optim.")):
+        for field, _ in iter_settings({path: value}):
+            if changes_result(field) and not (is_other and field.startswith("optim.")):
                 _refuse_learning_field(field)
-
-
-def iter_fields(path: str, value: Any) -> Iterator[str]:
-    """Yield the dotted paths of the fields that a value sets; a mapping sets several."""
-    if isinstance(value, dict) and value:
-        for key, each in value.items():
-            yield from iter_fields(f"{path}.{key}", each)
-    else:
-        yield path
 
 
 def _refuse_learning_field(field: str) -> NoReturn:

@@ -13,9 +13,9 @@ from paceline.core.stages import DATA_WAIT
 from paceline.core.statistics import mean_interval
 from paceline.core.units import join_few
 from paceline.lab.repeat import collect_runs
-from paceline.lab.search_space import iter_fields, parse_values
+from paceline.lab.search_space import parse_values
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
-from paceline.recipe.load import Patch
+from paceline.recipe.load import Patch, iter_settings
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
@@ -48,7 +48,7 @@ def build_sweep(arguments: Sequence[str], recipe: Recipe, ranks: int, repeats: i
         fix = "vary one in each profile, or search with paceline tune"
         raise RecipeError(f"--vary: {len(arguments)} fields at once ({fix})")
     key, values = parse_values(arguments[0])
-    for field in dict.fromkeys(field for value in values for field in iter_fields(key, value)):
+    for field in dict.fromkeys(field for value in values for field, _ in iter_settings({key: value})):
         if field.startswith(_FIXED_PREFIXES):
             raise RecipeError(f"--vary: {field} is set or skipped by a profile (vary another field)")
         if changes_result_only(field):

@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import resources
@@ -103,6 +103,15 @@ class LoadedRecipe:
     def is_from_command_line(self, path: str) -> bool:
         """Whether `path` was set on the command line, or by a script's overrides."""
         return self.stack.origin(path) == _COMMAND_LINE
+
+
+def iter_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted path and the value of each field in nested sections; an empty mapping is one value."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from iter_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def load(name: str = DEFAULT, patch: Patch | None = None) -> LoadedRecipe:

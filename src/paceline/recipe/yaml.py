@@ -21,10 +21,16 @@ MAX_VALUES = 60_000  # keys and values: enough for the class weights of 21,841 c
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """A mapping from YAML: its plain `values`, and the line (from 1) of each dotted path."""
+    """A mapping from YAML: its plain `values`, and the line (from 1) of each path, such as `rungs[1].name`."""
 
     values: dict[str, Any]
     lines: dict[str, int] = field(default_factory=dict)
+
+    def find_line(self, path: str) -> int:
+        """Return the line of `path`, or of the section around it; 1 if neither is in the file."""
+        while path and path not in self.lines:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return self.lines.get(path, 1)
 
 
 def read_yaml_file(path: Path) -> YamlDocument:
@@ -124,6 +130,11 @@ def _collect_lines(node: Any, prefix: str, lines: dict[str, int]) -> None:
         for key, value in node.items():
             path = f"{prefix}{key}"
             lines[path] = node.lc.key(key)[0] + 1
+            _collect_lines(value, f"{path}.", lines)
+    if isinstance(node, CommentedSeq):
+        for index, value in enumerate(node):
+            path = f"{prefix.removesuffix('.')}[{index}]"
+            lines[path] = node.lc.item(index)[0] + 1
             _collect_lines(value, f"{path}.", lines)
 
 

@@ -139,10 +139,11 @@ def test_values_are_plain_python():
     assert set(kinds(read_yaml_text(text, "r.yaml").values)) == {dict, list, str, int, float}
 
 
-def test_every_key_knows_its_line():
+def test_every_key_and_item_knows_its_line():
     text = "# a comment\na: 1\n\nb:\n  c:\n    d: 2\n  e: {f: 3,\n      g: 4}\nh:\n  - i: 5\n"
     assert read_yaml_text(text, "r.yaml").lines == {
         "a": 2, "b": 4, "b.c": 5, "b.c.d": 6, "b.e": 7, "b.e.f": 7, "b.e.g": 8, "h": 9,
+        "h[0]": 10, "h[0].i": 10,
     }  # fmt: skip
 
 

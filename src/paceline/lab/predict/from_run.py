@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,7 +19,7 @@ from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.core.units import share
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
 from paceline.lab.predict.points import COMPUTE_PART, FIXED_PART, PredictionRequest, build_predicted
-from paceline.recipe.load import load
+from paceline.recipe.load import iter_settings, load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import Parallel
 
@@ -201,7 +201,7 @@ def check_same_recipe(run: Path, alone: Path) -> None:
 
     Seed, length, measurement and global batch size may differ.
     """
-    settings, other_settings = (_flatten_settings(_load_recipe(path).to_dict()) for path in (run, alone))
+    settings, other_settings = (dict(iter_settings(_load_recipe(path).to_dict())) for path in (run, alone))
     for path in [*settings, *(other for other in other_settings if other not in settings)]:
         value, other_value = (values.get(path, "not set") for values in (settings, other_settings))
         is_of_step = not any(path == each or path.startswith(f"{each}.") for each in _IGNORED_SETTINGS)
@@ -209,15 +209,6 @@ def check_same_recipe(run: Path, alone: Path) -> None:
             raise RecipeError(
                 f"--alone: {alone}: {path} is {other_value}, but {value} in {run} (train the same recipe on one rank)"
             )
-
-
-def _flatten_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for name, value in values.items():
-        settings |= (
-            _flatten_settings(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-        )
-    return settings
 
 
 def _check_is_run(path: Path) -> None:
