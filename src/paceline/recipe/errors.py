@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from paceline.core.errors import suggest_similar
 from paceline.core.units import count
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.base import IMPORT_PATH_FORM
+from paceline.recipe.schema.base import IMPORT_PATH_FORM, default_name
 
 _TYPE_NAMES = {
     "int_type": "a whole number",
@@ -97,9 +97,10 @@ def _message(path: str, details: list[ErrorDetails], model: type[BaseModel]) -> 
 
 
 def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...], model: type[BaseModel]) -> str:
-    schema = model.model_json_schema()
-    known = list(_find_section(loc, schema).get("properties", {}))
-    owners = _variants_with(leaf, loc, schema)
+    sections, variants = _sections_at(loc, model), _sections_at(loc[:-1], model)
+    known = list(sections[0].model_fields)
+    others = variants if len(variants) > 1 else []
+    owners = sorted(str(_variant_name(each)) for each in others if leaf in each.model_fields)
     # Most specific advice first: an argument of a plugin, a field of another variant, another trainer's name, the right
     # field in another section, a typing error.
     if loc and loc[-1] == IMPORT_PATH_FORM:
@@ -166,39 +167,22 @@ def _kinds(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _find_section(loc: tuple[str | int, ...], schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a JSON schema that describes the section at `loc`."""
-    node = schema
+def _sections_at(loc: tuple[str | int, ...], model: type[BaseModel]) -> list[type[BaseModel]]:
+    """Return the sections at a pydantic location below `model`: one, or all variants if none is named."""
+    found = [model]
     for item in loc:
-        node = _descend(_resolve(node, schema), item, schema)
-    return _resolve(node, schema)
+        chosen = [each for each in found if item in (_variant_name(each), each.__name__)]
+        fields = [each.model_fields[str(item)] for each in found if item in each.model_fields]
+        # Other items are indices of lists and names of validators.
+        found = chosen or [each for field in fields for each in _sections_in(field.annotation)] or found
+    return found
 
 
-def _variants_with(field: str, loc: tuple[str | int, ...], schema: dict[str, Any]) -> list[str]:
-    """Return the variants with `field`, without the one chosen at `loc`."""
-    node = _find_section(loc[:-1], schema)
-    mappings = [option.get("discriminator", {}).get("mapping", {}) for option in (node, *node.get("anyOf", []))]
-    variants: dict[str, str] = next((mapping for mapping in mappings if mapping), {})
-    return [name for name, ref in variants.items() if field in _resolve({"$ref": ref}, schema)["properties"]]
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in _sections_in(argument)]
 
 
-def _resolve(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    while "$ref" in node:
-        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-    return node
-
-
-def _descend(node: dict[str, Any], key: str | int, schema: dict[str, Any]) -> dict[str, Any]:
-    """Follow one item of a pydantic location: a property, a list item, or the variant of a union."""
-    if key in node.get("properties", {}):
-        child: dict[str, Any] = node["properties"][key]
-        return child
-    if isinstance(key, int):
-        item: dict[str, Any] = node.get("items", {})
-        return item
-    options = [_resolve(option, schema) for option in node.get("anyOf", [])]
-    for option in (node, *options):
-        mapping = option.get("discriminator", {}).get("mapping", {})
-        if key in mapping:
-            return _resolve({"$ref": mapping[key]}, schema)
-    return next((option for option in options if option.get("title") == key), node)
+def _variant_name(section: type[BaseModel]) -> str | None:
+    return default_name(section) if "name" in section.model_fields else None

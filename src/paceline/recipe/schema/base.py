@@ -181,7 +181,7 @@ class ByName:
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return the core schema of the tagged union."""
         choices: dict[Any, CoreSchema] = {
-            _default_name(variant): handler.generate_schema(variant) for variant in get_args(source)
+            default_name(variant): handler.generate_schema(variant) for variant in get_args(source)
         }
         return core_schema.tagged_union_schema(choices, discriminator=_variant_of)
 
@@ -195,7 +195,8 @@ class ByName:
         return {"discriminator": {"mapping": mapping, "propertyName": "name"}, **union}
 
 
-def _default_name(variant: type[Section]) -> str:
+def default_name(variant: type[BaseModel]) -> str:
+    """Return the name that selects a section among its variants; all import paths are one variant."""
     field = variant.model_fields["name"]
     return IMPORT_PATH_FORM if field.is_required() else str(field.default)
 
