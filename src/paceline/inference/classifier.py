@@ -18,6 +18,8 @@ from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.plan import eval_image_size
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.train import PrecisionName
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
 from paceline.training.eval_model import eval_precision, load_eval_model
 from paceline.training.evaluator import EVAL_VIEWS, EvalViews
@@ -112,8 +114,8 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
     recipe = loaded.recipe
     facts = read_trained_dataset(rundir)
     target = _choose_device(device)
-    precision = _build_eval_precision(recipe, target)
-    preprocessing = _build_preprocessing(recipe, facts)
+    precision = _build_eval_precision(recipe.train.precision, target)
+    preprocessing = _build_preprocessing(recipe.data, facts)
     path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(checkpoint)
     info = facts.info
     layout = choose_memory_format(recipe.model, target, num_classes=info.num_classes, channels=info.channels)
@@ -178,17 +180,17 @@ def _choose_device(name: str) -> torch.device:
     return torch.device("cuda", 0) if has_gpu and name != "cpu" else torch.device("cpu")
 
 
-def _build_eval_precision(recipe: Recipe, device: torch.device) -> Precision:
+def _build_eval_precision(trained: PrecisionName, device: torch.device) -> Precision:
     # A CPU may lack the number format of the run's evaluation.
-    name = eval_precision(recipe.train.precision, device)
+    name = eval_precision(trained, device)
     # cuDNN's benchmark takes longer than a few images do, and its choice may change the last bits.
     set_numerics(name, device, benchmark=False)
     return build_precision(name, device)
 
 
-def _build_preprocessing(recipe: Recipe, facts: TrainedDataset) -> Preprocessing:
-    data, info = recipe.data, facts.info
-    size = eval_image_size(recipe.data, info)
+def _build_preprocessing(data: Data, facts: TrainedDataset) -> Preprocessing:
+    info = facts.info
+    size = eval_image_size(data, info)
     is_cropped = data.eval_resize == "crop" and not facts.is_pixels
     return Preprocessing(
         image_size=size,

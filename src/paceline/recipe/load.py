@@ -283,8 +283,7 @@ def merge_layers(layers: Iterable[Layer]) -> LayerStack:
         # First drop fields that do not apply any more: those of another variant, the arguments of another model, and
         # the other of two alternatives.
         _drop_replaced(values, layer.values, variants)
-        _merge_into(values, layer.values)
-        _record_origins(layer, layer.values, "", origins)
+        _merge_into(values, layer.values, layer, origins)
     _name_variants(values, variants)
     # Dropped fields have no origin any more.
     remaining = {path: origin for path, origin in origins.items() if _has_path(values, path)}
@@ -348,23 +347,18 @@ def _get_section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:
     return values
 
 
-def _merge_into(values: dict[str, Any], over: dict[str, Any], prefix: str = "") -> None:
+def _merge_into(
+    values: dict[str, Any], over: dict[str, Any], layer: Layer, origins: dict[str, str], prefix: str = ""
+) -> None:
+    """Merge `over`, a part of `layer`, into `values`, and record where each value comes from, both in place."""
     for key, value in over.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and path not in REPLACED_WHOLE:
             if not isinstance(values.get(key), dict):
                 values[key] = {}
-            _merge_into(values[key], value, f"{path}.")
+            _merge_into(values[key], value, layer, origins, f"{path}.")
         else:
             values[key] = value
-
-
-def _record_origins(layer: Layer, values: dict[str, Any], prefix: str, origins: dict[str, str]) -> None:
-    for key, value in values.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict) and path not in REPLACED_WHOLE:
-            _record_origins(layer, value, f"{path}.", origins)
-        else:
             origins[path] = layer.location(path)
 
 

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -299,32 +300,28 @@ def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str
 
 def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the plugins that no longer match `recorded`, a result of `code_identity`, without importing them."""
-    return [name for name, each in recorded.items() if any(_is_stale(each))]
-
-
-def _is_stale(each: Mapping[str, str]) -> Iterator[bool]:
-    if "file" in each:
-        try:
-            yield hashlib.sha256(read_bytes(Path(each["file"]))).hexdigest() != each.get("sha256")
-        except OSError:
-            yield True
-    if "package" in each:
-        try:
-            top = each["package"].partition(" ")[0]
-            yield f"{top} {version(top)}" != each["package"]
-        except (PackageNotFoundError, ValueError):
-            yield True
+    stale = []
+    for name, before in recorded.items():
+        now = _identify_file(before.get("file", ""), before.get("package", "").partition(" ")[0])
+        if any(now.get(key) != value for key, value in before.items()):
+            stale.append(name)
+    return stale
 
 
 def _identify(factory: Callable[..., Any]) -> dict[str, str]:
+    try:
+        file = inspect.getsourcefile(factory) or ""
+    except TypeError:  # written in C
+        file = ""
+    return _identify_file(file, str(getattr(factory, "__module__", "")).partition(".")[0])
+
+
+def _identify_file(file: str, package: str) -> dict[str, str]:
+    """Return the digest of `file` and the version of the distribution `package`, as far as they are known."""
     identity: dict[str, str] = {}
-    try:
-        file = Path(inspect.getsourcefile(factory) or "")
-        identity = {"file": str(file), "sha256": hashlib.sha256(read_bytes(file)).hexdigest()}
-    except (OSError, TypeError):  # no file, or written in C
-        pass
-    top = str(getattr(factory, "__module__", "")).partition(".")[0]
-    try:
-        return {**identity, "package": f"{top} {version(top)}"}
-    except (PackageNotFoundError, ValueError):
-        return identity
+    if file:
+        with suppress(OSError):
+            identity = {"file": file, "sha256": hashlib.sha256(read_bytes(Path(file))).hexdigest()}
+    with suppress(PackageNotFoundError, ValueError):
+        identity["package"] = f"{package} {version(package)}"
+    return identity
