@@ -1,15 +1,34 @@
-"""Read untrusted or damaged JSON: bounded in size and depth, from regular files only."""
+"""JSON files: the base class of results, and reading untrusted or damaged files.
+
+They are read from regular files only, bounded in size and depth.
+"""
 
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from paceline.core.files import open_to_read
 
 MAX_BYTES: Final = 64 << 20
 """Paceline's own files have some kilobytes, and a few megabytes with 21,841 classes."""
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+# JSON has no infinity and no NaN: they are written as text, which reads back as the same number.
+MeasuredFloat = Annotated[float, PlainSerializer(_json_number, return_type=float | str, when_used="json")]
+
+
+class ResultModel(BaseModel):
+    """Frozen base model of JSON files; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
-from paceline.core.result_model import MeasuredFloat, ResultModel
+from paceline.core.json_file import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
 from paceline.core.units import count, milliseconds, number, size
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from paceline.core.result_model import MeasuredFloat, ResultModel
+from paceline.core.json_file import MeasuredFloat, ResultModel
 
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)

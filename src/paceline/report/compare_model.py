@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from paceline.core.errors import PacelineError
-from paceline.core.result_model import MeasuredFloat, ResultModel
+from paceline.core.json_file import MeasuredFloat, ResultModel
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
 from paceline.core.source_digest import code_version

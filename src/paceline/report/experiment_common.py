@@ -18,7 +18,7 @@ from paceline.core.experiments.results import (
     SweepResult,
     TuneResult,
 )
-from paceline.core.result_model import ResultModel
+from paceline.core.json_file import ResultModel
 from paceline.core.statistics import Interval
 from paceline.core.units import count
 from paceline.report import cells

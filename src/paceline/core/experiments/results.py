@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from paceline.core.result_model import MeasuredFloat, ResultModel
+from paceline.core.json_file import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from paceline.core.errors import RecipeError, suggest_similar
-from paceline.core.result_model import ResultModel
+from paceline.core.json_file import ResultModel
 from paceline.core.statistics import NORMAL_QUANTILE
 from paceline.core.units import number
 
