@@ -281,33 +281,30 @@ def describe_bounds(interval: Interval | None) -> str:
     return f"{interval.low:,.2f} to {interval.high:,.2f} {CONFIDENCE_TEXT}"
 
 
-def measured_line(name: str, values: Iterable[tuple[float, Interval | None]], group: str = "") -> ChartLine:
-    """Return a line of markers in order of x, of finite values only."""
+def chart_line(
+    name: str, values: Iterable[tuple[float, cells.Quantity]], group: str = "", *, marked: bool = True
+) -> ChartLine:
+    """Return a line in order of x with its intervals, of finite values only."""
     points: list[Point] = []
     bounds: dict[Point, tuple[float, float]] = {}
     for x, each in sorted(values, key=lambda pair: pair[0]):
-        value = None if each is None else finite_or_none(each.value)
-        if each is None or value is None:
+        interval = each if isinstance(each, Interval) else None
+        value = finite_or_none(interval.value if interval is not None else each)
+        if value is None:
             continue
         points.append((x, value))
-        low, high = finite_or_none(each.low), finite_or_none(each.high)
+        low, high = (None, None) if interval is None else map(finite_or_none, (interval.low, interval.high))
         if low is not None and high is not None:
             bounds[x, value] = (low, high)
-    return ChartLine(name, points, has_markers=True, group=group, bounds=bounds)
+    return ChartLine(name, points, has_markers=marked, group=group, bounds=bounds)
 
 
-def plain_line(name: str, values: Iterable[tuple[float, float | None]], *, marked: bool = True) -> ChartLine:
-    """Return a line without intervals in order of x, of finite values only."""
-    points = {(x, value) for x, each in values if (value := finite_or_none(each)) is not None}
-    return ChartLine(name, sorted(points), has_markers=marked)
-
-
-def scale_interval(interval: Interval | None, factor: float) -> Interval | None:
-    """Return an interval times `factor`."""
-    if interval is None:
-        return None
-    low, high = (None if each is None else factor * each for each in (interval.low, interval.high))
-    return Interval(value=factor * interval.value, low=low, high=high, n=interval.n)
+def to_percent(share: cells.Quantity) -> cells.Quantity:
+    """Return a share in percent."""
+    if isinstance(share, Interval):
+        low, high = (None if each is None else 100 * each for each in (share.low, share.high))
+        return Interval(value=100 * share.value, low=low, high=high, n=share.n)
+    return None if share is None else 100 * share
 
 
 def measurement_facts(result: LadderResult | ScaleResult | TuneResult | SweepResult) -> list[tuple[str, TableCell]]:
@@ -362,8 +359,3 @@ def chart_row(charts: Iterable[Chart], nothing: str) -> list[Block]:
     if drawn := drawn_charts(charts):
         return [ChartRow(drawn)]
     return [cells.missing_paragraph(nothing)] if nothing else []
-
-
-def to_percent(value: float | None) -> float | None:
-    """Return a share in percent."""
-    return None if value is None else 100 * value

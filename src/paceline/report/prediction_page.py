@@ -30,8 +30,8 @@ from paceline.report.experiment_common import (
     Record,
     ResultRows,
     build_record,
+    chart_line,
     chart_row,
-    plain_line,
     ranks_chart,
     to_percent,
 )
@@ -198,8 +198,8 @@ def _time_section(result: PredictionResult, rows: ResultRows) -> PageSection:
             "s",
             [
                 _predicted_line(result, lambda each, time_s: time_s),
-                plain_line("measured", measured_s),
-                plain_line("fitted", [(ranks, _positive_or_none(time_s)) for ranks, time_s in fitted_s], marked=False),
+                chart_line("measured", measured_s),
+                chart_line("fitted", [(ranks, _positive_or_none(time_s)) for ranks, time_s in fitted_s], marked=False),
             ],
             log_y=True,
         ),
@@ -208,8 +208,8 @@ def _time_section(result: PredictionResult, rows: ResultRows) -> PageSection:
             "over one rank",
             [
                 _predicted_line(result, lambda each, time_s: _single_rank_s(each) / time_s),
-                plain_line("measured", [(point.ranks, _positive_or_none(point.speedup)) for point in result.points]),
-                plain_line("ideal", [(ranks, ranks) for ranks in _all_ranks(result)], marked=False),
+                chart_line("measured", [(point.ranks, _positive_or_none(point.speedup)) for point in result.points]),
+                chart_line("ideal", [(ranks, ranks) for ranks in _all_ranks(result)], marked=False),
             ],
             log_y=True,
         ),
@@ -218,8 +218,8 @@ def _time_section(result: PredictionResult, rows: ResultRows) -> PageSection:
             "% of the speed per rank",
             [
                 _predicted_line(result, lambda each, time_s: 100 * _single_rank_s(each) / time_s / each.ranks),
-                plain_line("measured", [(point.ranks, to_percent(point.efficiency)) for point in result.points]),
-                plain_line(
+                chart_line("measured", [(point.ranks, to_percent(point.efficiency)) for point in result.points]),
+                chart_line(
                     "fitted",
                     [(point.ranks, to_percent(point.fitted_efficiency)) for point in result.points],
                     marked=False,
@@ -238,8 +238,8 @@ def _throughput_chart(result: PredictionResult) -> Chart:
     base = min(result.points, key=lambda point: point.ranks)
     lines = [
         _predicted_line(result, lambda each, time_s: each.images / time_s),
-        plain_line("measured", [(point.ranks, point.images / point.time_s) for point in result.points]),
-        plain_line(
+        chart_line("measured", [(point.ranks, point.images / point.time_s) for point in result.points]),
+        chart_line(
             "ideal",
             [(ranks, ranks / base.ranks * base.images / base.time_s) for ranks in _all_ranks(result)],
             marked=False,
@@ -270,7 +270,7 @@ def _predicted_line(result: PredictionResult, read: Callable[[Predicted, float],
         if finite_or_none(each.low_s) and finite_or_none(each.high_s):
             ends = sorted((read(each, each.low_s), read(each, each.high_s)))
             bounds[each.ranks, value] = (ends[0], ends[1])
-    return replace(plain_line("predicted", points), bounds=bounds)
+    return replace(chart_line("predicted", points), bounds=bounds)
 
 
 def _single_rank_s(each: Predicted) -> float:

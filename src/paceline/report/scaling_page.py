@@ -29,13 +29,11 @@ from paceline.report.experiment_common import (
     ResultRows,
     build_record,
     caution_paragraphs,
+    chart_line,
     chart_row,
-    measured_line,
     measurement_facts,
     measurement_status,
-    plain_line,
     ranks_chart,
-    scale_interval,
     shell_command,
     to_percent,
 )
@@ -78,10 +76,8 @@ _RANK_COLUMNS: Final = (
     Column("shown_efficiency", "efficiency", cells.share_cell, in_csv=False),
     Column("note", "note", is_wide=True, in_csv=False),
 )
-# Columns that a terminal shows.
-_SUMMARY: Final = (
-    "ranks batch_size images_per_s epoch_s shown_speedup shown_efficiency exposed_share straggler_share top1 "
-    "top1_gap note"
+_OUTCOMES: Final = (
+    "images_per_s epoch_s shown_speedup shown_efficiency exposed_share straggler_share top1 top1_gap note"
 )
 _BATCH_COLUMNS: Final = (
     Column("batch_size", "batch", cells.count_cell),
@@ -114,25 +110,22 @@ def scaling_rows(result: ScaleResult) -> ResultRows:
         _RANK_COLUMNS,
         records,
         "Ranks",
-        "ranks nodes batch_size rank_batch images_per_s epoch_s shown_speedup shown_efficiency exposed_share "
-        "straggler_share top1 top1_gap note",
+        f"ranks nodes batch_size rank_batch {_OUTCOMES}",
         "more ranks",
     )
 
 
 def batch_rows(result: ScaleResult) -> ResultRows:
     """Return a row per batch size, warm-up and LR rule."""
-    has_target = result.target is not None
     records = [
         build_record(
             point,
-            shown_reached=f"{point.reached} of {point.seeds}" if has_target else "",
+            shown_reached=f"{point.reached} of {point.seeds}" if result.target is not None else "",
             note=point.error or result.note(point),
         )
         for point in result.batches
     ]
-    target = "shown_reached to_target_s to_target_epochs" if has_target else ""
-    main = f"batch_size warmup lr_rule lr top1 {target} images_per_s epoch_s note"
+    main = "batch_size warmup lr_rule lr top1 shown_reached to_target_s to_target_epochs images_per_s epoch_s note"
     return ResultRows(_BATCH_COLUMNS, records, "Batches", main, "more batches", num_names=3)
 
 
@@ -141,6 +134,7 @@ def build_scaling_page(report: ExperimentReport, result: ScaleResult) -> ReportP
     rows, caution = scaling_rows(result), caution_paragraphs(result.caution)
     runs = [(_ranks_name(point), point.runs) for point in result.points]
     predict = _prediction_section(report, result)
+    nodes = "nodes" if any(point.nodes > 1 for point in result.points) else ""
     sections = [
         _speed_section(result, rows, caution),
         _waiting_section(result, rows),
@@ -154,7 +148,11 @@ def build_scaling_page(report: ExperimentReport, result: ScaleResult) -> ReportP
         [f"{result.mode} scaling", f"recipe {result.recipe} {result.recipe_hash}"],
         _scaling_figures(result),
         sections,
-        summary=[*caution, rows.table(_SUMMARY, title="Ranks"), *(predict.blocks if predict else [])],
+        summary=[
+            *caution,
+            rows.table(f"ranks {nodes} batch_size {_OUTCOMES}", title="Ranks"),
+            *(predict.blocks if predict else []),
+        ],
     )
 
 
@@ -179,9 +177,9 @@ def _scaling_figures(result: ScaleResult) -> list[KeyFigure]:
 
 
 def _speed_section(result: ScaleResult, rows: ResultRows, caution: Sequence[Block]) -> PageSection:
-    rate = measured_line("measured", [(point.ranks, point.images_per_s) for point in result.points])
-    efficiency = measured_line(
-        "efficiency", [(record["ranks"], scale_interval(record["shown_efficiency"], 100)) for record in rows.records]
+    rate = chart_line("measured", [(point.ranks, point.images_per_s) for point in result.points])
+    efficiency = chart_line(
+        "efficiency", [(record["ranks"], to_percent(record["shown_efficiency"])) for record in rows.records]
     )
     # That of the fewest ranks alone says nothing.
     has_efficiency = any(point.efficiency is not None for point in result.points)
@@ -201,16 +199,16 @@ def _waiting_section(result: ScaleResult, rows: ResultRows) -> PageSection | Non
     if not table.rows:
         return None
     lines = [
-        plain_line("exposed", [(point.ranks, to_percent(point.exposed_share)) for point in result.points]),
-        plain_line("stragglers", [(point.ranks, to_percent(point.straggler_share)) for point in result.points]),
+        chart_line("exposed", [(point.ranks, to_percent(point.exposed_share)) for point in result.points]),
+        chart_line("stragglers", [(point.ranks, to_percent(point.straggler_share)) for point in result.points]),
     ]
-    startup = plain_line("start-up", [(point.ranks, point.startup_s) for point in result.points])
+    startup = chart_line("start-up", [(point.ranks, point.startup_s) for point in result.points])
     charts = [ranks_chart("Waiting", "% of a step", lines), ranks_chart("Start-up", "s", [startup])]
     return PageSection("waiting", "Waiting per step", [*chart_row(charts, ""), table])
 
 
 def _accuracy_section(result: ScaleResult) -> PageSection | None:
-    line = measured_line("top-1", [(point.ranks, scale_interval(point.top1, 100)) for point in result.points])
+    line = chart_line("top-1", [(point.ranks, to_percent(point.top1)) for point in result.points])
     if not line.points:
         return None
     note = "Accuracy of whole runs of the recipe, which shows the cost of larger batches."
@@ -312,10 +310,10 @@ def _batch_figures(result: ScaleResult) -> list[KeyFigure]:
 
 
 def _batches_section(result: ScaleResult, rows: ResultRows, findings: Sequence[Block]) -> PageSection:
-    quantities: list[tuple[str, str, Callable[[BatchPoint], Interval | None], float | None]] = [
+    quantities: list[tuple[str, str, Callable[[BatchPoint], cells.Quantity], float | None]] = [
         ("Time to the target", "s", lambda point: point.to_target_s, 0.0),
         ("Epochs to the target", "epochs", lambda point: point.to_target_epochs, 0.0),
-        ("Accuracy", "% top-1", lambda point: scale_interval(point.top1, 100), None),
+        ("Accuracy", "% top-1", lambda point: to_percent(point.top1), None),
         ("Speed", "images/s", lambda point: point.images_per_s, 0.0),
     ]
     rules = {"Accuracy": (100 * result.target, "target")} if result.target is not None else {}
@@ -330,7 +328,7 @@ def _batches_section(result: ScaleResult, rows: ResultRows, findings: Sequence[B
     )
 
 
-def _policy_lines(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], Interval | None]) -> Iterable[ChartLine]:
+def _policy_lines(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], cells.Quantity]) -> Iterable[ChartLine]:
     ways = dict.fromkeys((point.warmup, point.lr_rule) for point in batches)
     warmups = {warmup for warmup, rule in ways if rule != _ANY_RULE}
     for warmup, rule in ways:
@@ -343,4 +341,4 @@ def _policy_lines(batches: Sequence[BatchPoint], read: Callable[[BatchPoint], In
             if point.warmup == warmup and point.lr_rule in (rule, _ANY_RULE)
         ]
         parts = (rule if rule != _ANY_RULE else "", warmup)
-        yield measured_line(clean_text(", ".join(filter(None, parts))), values, clean_text(rule))
+        yield chart_line(clean_text(", ".join(filter(None, parts))), values, clean_text(rule))

@@ -32,11 +32,10 @@ from paceline.report.experiment_common import (
     ResultRows,
     bottleneck_of,
     build_record,
+    chart_line,
     describe_bounds,
-    measured_line,
     measurement_facts,
     measurement_status,
-    plain_line,
     rate_bars,
     shell_command,
     stage_columns,
@@ -257,10 +256,10 @@ def _speed_drawings(result: SweepResult) -> list[Block]:
 def _sweep_charts(key: str, xs: Sequence[float], points: Sequence[SweepPoint]) -> list[Chart]:
     log_x = min(xs) > 0 and max(xs) >= _LOG_AXIS_RATIO * min(xs)
     pairs = list(zip(xs, points, strict=True))
-    speed = measured_line("images/s", [(x, _speed_interval(point)) for x, point in pairs])
-    epoch = plain_line("per epoch", [(x, point.epoch_s) for x, point in pairs])
-    step = plain_line("per step", [(x, _to_milliseconds(point.step_s)) for x, point in pairs])
-    wait = plain_line("data wait", [(x, _to_milliseconds(point.data_wait_s)) for x, point in pairs])
+    speed = chart_line("images/s", [(x, _speed_interval(point)) for x, point in pairs])
+    epoch = chart_line("per epoch", [(x, point.epoch_s) for x, point in pairs])
+    step = chart_line("per step", [(x, _to_milliseconds(point.step_s)) for x, point in pairs])
+    wait = chart_line("data wait", [(x, _to_milliseconds(point.data_wait_s)) for x, point in pairs])
     name = clean_text(key)
     return [
         Chart("Speed", name, "images/s", [speed], note="bars show the lowest and highest", log_x=log_x),
