@@ -213,7 +213,6 @@ def _header_lines(prepared: PreparedJob) -> list[str]:
     if prepared.ladder:
         lines.append(f"{prepared.name.replace('-', ' ', 1)}, as submitted, in job/{prepared.ladder_file}")
     if prepared.is_frozen:
-        assert prepared.recipe is not None, "what is frozen was loaded"
         lines.append(f"recipe {prepared.recipe.hash}, as submitted, in job/recipe-{prepared.recipe.hash}.yaml")
     return lines
 
@@ -221,7 +220,6 @@ def _header_lines(prepared: PreparedJob) -> list[str]:
 def _frozen_files(prepared: PreparedJob, job: ClusterJob) -> dict[Path, str]:
     files = {job.frozen_ladder: prepared.ladder} if prepared.ladder else {}
     if prepared.is_frozen:
-        assert prepared.recipe is not None, "what is frozen was loaded"
         files[job.frozen_recipe] = f"# recipe {prepared.recipe.hash}\n{to_yaml_text(prepared.recipe.to_dict())}"
     return files
 
@@ -230,7 +228,6 @@ def _refuse_other_experiment(prepared: PreparedJob, rundir: RunDir, frozen: Mapp
     """Raise `RecipeError` if the run directory holds, or has queued, a different run."""
     if prepared.request.verb != "train":
         return  # an experiment checks this itself
-    assert prepared.recipe is not None, "what is trained was loaded"
     queued = [path for path in sorted((rundir.path / "job").glob("recipe-*.yaml")) if path not in frozen]
     if rundir.recipe.exists():
         from paceline.training.resume import check_rundir

@@ -144,7 +144,7 @@ class PreparedJob:
     request: SubmitRequest
     shape: JobShape
     name: str
-    recipe: Recipe | None = None
+    recipe: Recipe
     is_frozen: bool = False
     ladder: str = ""
     own_code: bool = False
@@ -207,11 +207,10 @@ def build_jobs(
         gpus_per_node=shape.gpus_per_node,
         starts_ranks=request.verb in RANK_VERBS,
         comments=tuple(comments),
+        grace_s=recipe.checkpoint.grace.seconds,
+        recipe_hash=recipe.hash if prepared.is_frozen else "",
+        ladder=prepared.ladder_file,
     )
-    if recipe is not None:
-        frozen_hash = recipe.hash if prepared.is_frozen else ""
-        main = replace(main, grace_s=recipe.checkpoint.grace.seconds, recipe_hash=frozen_hash)
-    main = replace(main, ladder=prepared.ladder_file)
     main = replace(main, args=_job_args(prepared, main))
     if not array:
         return [main]
@@ -220,15 +219,11 @@ def build_jobs(
     # All tasks get the cores that the largest needs: a run on fewer cores would not be reused on more.
     most = max(-(-task.ranks // task.nodes) for task in tasks)
     main = replace(main, ranks_per_node=max(main.ranks_per_node, most))
-    return [*_build_array_jobs(main, tasks), main]
-
-
-def _build_array_jobs(main: ClusterJob, tasks: Sequence[ArrayTask]) -> list[ClusterJob]:
     jobs = []
     for nodes in sorted({task.nodes for task in tasks}):
         numbers = tuple(task.number for task in tasks if task.nodes == nodes)
         jobs.append(replace(main, name=f"{main.name}-tasks", nodes=nodes, tasks=numbers))
-    return jobs
+    return [*jobs, main]
 
 
 def _refuse_few_gpus(shape: JobShape, device: str) -> None:
@@ -295,7 +290,7 @@ def _prepare_ladder(request: SubmitRequest, shape: JobShape, *, array: bool) -> 
     needs_consent = (is_frozen and has_plugins(loaded.recipe)) or any(
         settings_have_plugins(rung.patch.values()) for rung in ladder.rungs
     )
-    request = _with_ranks(request, shape, array=array)
+    request = _add_ranks(request, str(shape.ranks_per_node), array=array)
     name = f"ladder-{ladder.name}"
     return PreparedJob(request, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=needs_consent)
 
@@ -316,7 +311,7 @@ def _prepare_experiment(request: SubmitRequest, shape: JobShape, *, array: bool)
         shape = _with_nodes(options, shape)
         request = _with_ranks_and_nodes(request, options, shape, array=array)
     else:
-        request = _with_ranks(request, shape, array=array)
+        request = _add_ranks(request, str(shape.ranks_per_node), array=array)
     loaded = load(recipe_name, overrides)
     require_consent(loaded, own_code=request.own_code)
     is_frozen = not _is_preset(recipe_name)
@@ -344,10 +339,6 @@ def _with_nodes(options: ScaleOptions, shape: JobShape) -> JobShape:
     if 1 < shape.nodes < most:
         raise WorldError(f"--nodes: {shape.nodes}, but the study goes to {most} (write --nodes {most} before `--`)")
     return replace(shape, nodes=max(shape.nodes, most))
-
-
-def _with_ranks(request: SubmitRequest, shape: JobShape, *, array: bool) -> SubmitRequest:
-    return _add_ranks(request, str(shape.ranks_per_node), array=array)
 
 
 def _with_ranks_and_nodes(

@@ -472,7 +472,9 @@ def test_kubernetes_is_given_nothing_that_only_this_machine_has(here: Path, caps
     (here / "run").mkdir()
     (here / "run" / "plan.json").touch()
     (here / "run" / "recipe.yaml").write_text("extends: digits\n")
-    on_the_claim = PreparedJob(SubmitRequest("eval"), JobShape(1, 1, 0), "eval-a", run=Path("/claim/runs/a"))
+    on_the_claim = PreparedJob(
+        SubmitRequest("eval"), JobShape(1, 1, 0), "eval-a", load().recipe, run=Path("/claim/runs/a")
+    )
     refuse_local_run(on_the_claim, "/claim")
     assert complaint("eval", "run", *words, **kubernetes).startswith(
         f"{here}/run: is not on the claim, which pods mount"
