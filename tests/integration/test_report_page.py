@@ -128,7 +128,7 @@ def test_every_chart_is_completely_visible(opened, width):
     page, *_ = opened(width)
     charts = page.locator(".chart svg, .heatmap svg, .stack > .bar, .gallery img")
     boxes = [charts.nth(index).bounding_box() for index in range(charts.count())]
-    assert len(boxes) == 13 + 1 + 3 + 12
+    assert len(boxes) == 12 + 1 + 3 + 12
     for box in boxes:
         assert box["width"] > 100 and box["height"] > 40, box
         assert box["x"] >= 0 and box["x"] + box["width"] <= width, box

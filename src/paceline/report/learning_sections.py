@@ -28,8 +28,8 @@ from paceline.report.read_run import RunData, WorstMistake
 from paceline.report.series import Series, downsample
 from paceline.report.text import clean_text, finite_or_none
 
-_ACCURACY_LINES: Final = {"top1": "validation", "ema_top1": "averaged", "train_top1": "train split"}
-_LOSS_LINES: Final = {"loss": "validation", "ema_loss": "averaged", "train_loss": "train split"}
+# Lines of an evaluated metric by the prefix of its key.
+_EVALUATED: Final = {"": "validation", "ema_": "averaged", "train_": "train split"}
 _EVALUATION_COLUMNS: Final = {
     "epoch": "epoch",
     "step": "step",
@@ -108,31 +108,30 @@ def _x_key(series: Series) -> str:
 
 
 def _accuracy_charts(evals: Series, steps: Series) -> list[Chart]:
-    batch_points = [(x, 100 * y) for x, y in steps.xy_points(_x_key(steps), "top1")] if steps.has_key("top1") else []
-    lines = [ChartLine("training batches", batch_points)] if batch_points else []
-    lines += [
-        ChartLine(name, [(x, 100 * y) for x, y in evals.xy_points(_x_key(evals), key)], has_markers=True)
-        for key, name in _ACCURACY_LINES.items()
-        if evals.has_key(key)
-    ]
-    if not any(line.points for line in lines):
-        return []
+    lines = _learning_lines(evals, steps, "top1", "training batches", 100)
     extent = evals.extents["ema_top1" if evals.has_key("ema_top1") else "top1"] if evals.has_key("top1") else None
     note = f"last {accuracy(extent.last)}, best {accuracy(extent.highest)}" if extent else ""
-    return [Chart("Top-1 accuracy", _x_key(evals if evals.num_records else steps), "%", lines, low=None, note=note)]
+    x_key = _x_key(evals if evals.num_records else steps)
+    return [Chart("Top-1 accuracy", x_key, "%", lines, low=None, note=note)] if lines else []
 
 
 def _loss_charts(evals: Series, steps: Series) -> list[Chart]:
-    lines = [ChartLine("training", steps.xy_points(_x_key(steps), "loss"))] if steps.has_key("loss") else []
-    lines += [
-        ChartLine(name, evals.xy_points(_x_key(evals), key), has_markers=True)
-        for key, name in _LOSS_LINES.items()
-        if evals.has_key(key)
-    ]
-    if not any(line.points for line in lines):
-        return []
+    lines = _learning_lines(evals, steps, "loss", "training", 1)
     note = f"last step {number(steps.extents['loss'].last)}" if steps.has_key("loss") else ""
-    return [Chart("Loss", _x_key(steps if steps.has_key("loss") else evals), "cross-entropy", lines, note=note)]
+    x_key = _x_key(steps if steps.has_key("loss") else evals)
+    return [Chart("Loss", x_key, "cross-entropy", lines, note=note)] if lines else []
+
+
+def _learning_lines(evals: Series, steps: Series, key: str, training: str, scale: float) -> list[ChartLine]:
+    curves = [(training, steps, key)]
+    curves += [(name, evals, f"{prefix}{key}") for prefix, name in _EVALUATED.items()]
+    lines = [
+        ChartLine(
+            name, [(x, scale * y) for x, y in series.xy_points(_x_key(series), each)], has_markers=series is evals
+        )
+        for name, series, each in curves
+    ]
+    return [line for line in lines if line.points]
 
 
 def _lr_charts(run: RunData) -> list[Chart]:

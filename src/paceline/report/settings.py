@@ -14,7 +14,7 @@ _ZERO_WARMUPS: Final = ("0ep", "0st", "0img", "0%", "0s", "0min", "0h", "0", "0.
 _WARMUP_SETTING: Final = "schedule.warmup"
 # Settings that come before others in a name, as they say most about a run.
 _PRIORITY_SETTINGS: Final = ("optim.lr", "train.epochs", "train.steps")
-_AUTO: Final = "auto"
+_AUTO_SUFFIX: Final = "=auto"
 # Settings and versions that appear in a name only if nothing else distinguishes the runs.
 _MINOR_SETTINGS: Final = (
     "log.",
@@ -83,22 +83,6 @@ def _sort_key(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, boo
     )
 
 
-def _setting_text(path: str, settings: Mapping[str, str], groups: Sequence[Mapping[str, str]]) -> str:
-    """Return the label of a setting; `train.steps=14` in place of `train.epochs=auto`."""
-    if settings.get(path) != _AUTO:
-        return _setting_label(path, settings.get(path, ""))
-    section = path.rpartition(".")[0]
-    for other, value in settings.items():
-        if other.rpartition(".")[0] == section and value != _AUTO and _is_alternative(other, path, groups):
-            return _setting_label(other, value)
-    return _setting_label(path, _AUTO)
-
-
-def _is_alternative(other: str, path: str, groups: Sequence[Mapping[str, str]]) -> bool:
-    # In all groups, exactly one of the two is auto.
-    return all((settings.get(other) == _AUTO) != (settings.get(path) == _AUTO) for settings in groups)
-
-
 def _build_names(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> list[str]:
     rest = [path for path in paths if path != _WARMUP_SETTING]
     bare = [tuple(settings.get(path) for path in rest) for settings in groups]
@@ -110,11 +94,12 @@ def _build_names(groups: Sequence[Mapping[str, str]], paths: Sequence[str]) -> l
         labels = [
             _warmup_text(settings.get(_WARMUP_SETTING, ""), is_only=len(lengths) == 1, names_absence=names_absence)
             if path == _WARMUP_SETTING
-            else _setting_text(path, settings, groups)
+            else _setting_label(path, settings.get(path, ""))
             for path in paths
         ]
-        # Name an absent field, such as one of a section that is off, only if nothing else names the group.
-        present = [label for label in labels if not label.startswith("no ")] or labels
+        # Name a field that is absent or auto, such as the epochs of a run of so many steps, only if nothing else names
+        # the group.
+        present = [each for each in labels if not each.startswith("no ") and not each.endswith(_AUTO_SUFFIX)] or labels
         names.append(clean_text(", ".join(filter(None, dict.fromkeys(present))).replace(", with", " with"), 100))
     return names
 
