@@ -1,6 +1,6 @@
 """Build the page of a ladder, with the commands that train its best recipe."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,19 +17,17 @@ from paceline.report.document import (
     PageSection,
     Paragraph,
     ReportPage,
-    Table,
     TableCell,
-    TableColumn,
     Tone,
 )
 from paceline.report.experiment_common import (
-    MAX_OPEN_ROWS,
     PARITY_COLUMNS,
     PARITY_KEYS,
     SPREAD_COLUMNS,
     Column,
     ExperimentReport,
     RateBar,
+    Record,
     ResultRows,
     bottleneck_of,
     build_record,
@@ -76,6 +74,13 @@ _COLUMNS: Final = (
     Column("expects"),
     Column("explains", "description", is_wide=True, in_csv=False),
     Column("outcome", "outcome", is_wide=True, in_csv=False),
+)
+_EXPECTATION_COLUMNS: Final = (
+    Column("rung", "rung"),
+    Column("stage", "expected to shrink"),
+    Column("below", "rung below", cells.as_is),
+    Column("now", "this rung", cells.milliseconds_cell),
+    Column("change", "change", cells.change_cell),
 )
 
 
@@ -205,12 +210,11 @@ def _steps_section(result: LadderResult, rows: ResultRows) -> PageSection | None
     table = rows.table(
         "rung step_s", *shown, title="Time per step by stage, in milliseconds of device time", having=shown
     )
+    expectations = ResultRows(_EXPECTATION_COLUMNS, [*_expectation_records(result)], more="more stages")
     blocks: list[Block] = [BarChart("Time per step by stage", bars, legend, "device time, means", has_table=True)]
     blocks.append(table)
-    shrunk = [row for rung in result.rungs for row in _expectation_rows(rung)]
-    columns = [TableColumn("rung", is_number=False), TableColumn("expected to shrink", is_number=False)]
-    columns += [TableColumn("rung below"), TableColumn("this rung"), TableColumn("change")]
-    blocks += [Table("Expectations", columns, shrunk, MAX_OPEN_ROWS, "more stages")] if shrunk else []
+    if expectations.records:
+        blocks.append(expectations.table("rung stage below now change", title="Expectations", num_names=2))
     return PageSection("steps", "Time per step", blocks)
 
 
@@ -229,18 +233,17 @@ def _step_text(rung: RungResult) -> str:
     return seconds(rung.step_s if rung.step_s is not None else sum(rung.stages.values()))
 
 
-def _expectation_rows(rung: RungResult) -> list[list[TableCell]]:
-    rows = []
-    for stage in rung.expects:
-        below, now = rung.shrank.get(stage, (None, None))
-        if below is None or now is None:
-            row = [cells.text_cell("not measured"), TableCell(""), TableCell("")]
-        else:
-            change = now / below - 1 if below else None
-            row = [cells.milliseconds_cell(below), cells.milliseconds_cell(now)]
-            row.append(TableCell("" if change is None else f"{100 * change:+.1f} %", change))
-        rows.append([cells.sentence_cell(rung.name), cells.text_cell(cells.stage_label(stage)), *row])
-    return rows
+def _expectation_records(result: LadderResult) -> Iterator[Record]:
+    for rung in result.rungs:
+        for stage in rung.expects:
+            below, now = rung.shrank.get(stage, (None, None))
+            yield {
+                "rung": rung.name,
+                "stage": cells.stage_label(stage),
+                "below": TableCell("not measured") if below is None else cells.milliseconds_cell(below),
+                "now": now,
+                "change": now / below - 1 if now is not None and below else None,
+            }
 
 
 def _parity_section(rows: ResultRows) -> PageSection:
@@ -264,28 +267,20 @@ def _next_steps_section(report: ExperimentReport, result: LadderResult) -> PageS
     if not result.best_patch:
         return PageSection("take", "Next steps", [cells.missing_paragraph("No change was kept: keep the recipe.")])
     blocks: list[Block] = []
-    for why, arguments in _build_next_commands(report.path, result):
-        blocks += [Paragraph(clean_text(why)), shell_command(arguments)]
-    return PageSection("take", "Next steps", blocks)
-
-
-def _build_next_commands(folder: Path, result: LadderResult) -> list[tuple[str, list[str]]]:
-    """Return pairs of a sentence and a command; the last command trains."""
     patch = result.best_patch
     root = next((value for key, _, value in (word.partition("=") for word in patch) if key == _ROOT_FIELD), "")
-    pack_arguments = _find_pack_arguments(folder, root)
-    steps: list[tuple[str, list[str]]] = []
+    pack_arguments = _find_pack_arguments(report.path, root)
     if pack_arguments:
-        why = "The ladder has deleted the data that it prepared. To prepare them again:"
-        steps.append((why, ["paceline", "data", "pack", str(folder), *pack_arguments]))
+        blocks.append(Paragraph("The ladder has deleted the data that it prepared. To prepare them again:"))
+        blocks.append(shell_command(["paceline", "data", "pack", str(report.path), *pack_arguments]))
         patch = tuple(
             f"{_ROOT_FIELD}={pack_arguments[0]}" if word.startswith(f"{_ROOT_FIELD}=") else word for word in patch
         )
     # As many ranks as the best rung was measured on.
     best = next((rung.ranks for rung in result.rungs if rung.name == result.best), None)
-    why = f"To train the whole recipe with all changes that were kept, up to the rung “{result.best}”:"
-    steps.append((why, ["paceline", "train", str(folder), *patch, "--ranks", str(best or result.ranks)]))
-    return steps
+    why = f"To train the whole recipe with all changes that were kept, up to the rung “{clean_text(result.best)}”:"
+    train = ["paceline", "train", str(report.path), *patch, "--ranks", str(best or result.ranks)]
+    return PageSection("take", "Next steps", [*blocks, Paragraph(why), shell_command(train)])
 
 
 def _find_pack_arguments(folder: Path, root: str) -> Sequence[str]:
