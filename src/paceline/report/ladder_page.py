@@ -138,7 +138,7 @@ def build_ladder_page(report: ExperimentReport, result: LadderResult) -> ReportP
         sections,
         None if best is None else bottleneck_of("the best rung", best.verdict),
         summary=[
-            rows.table(f"rung {ranks} images_per_s over_below over_first outcome", title="Rungs"),
+            rows.table(f"rung {ranks} images_per_s epoch_s over_below over_first outcome", title="Rungs"),
             *stopped,
             *next_steps.blocks,
         ],

@@ -133,6 +133,14 @@ def test_the_outcome_of_each_rung_is_printed_with_its_reason(capsys, tmp_path, m
     assert f"folder: {tmp_path}\n" in out
 
 
+def test_the_seconds_of_an_epoch_are_printed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    rungs = [rung.model_copy(update={"epoch_s": 78.5} if rung.step_s else {}) for rung in RESULT.rungs]
+    show_experiment(RESULT.model_copy(update={"rungs": tuple(rungs)}), ExperimentDir(tmp_path), as_json=False)
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "images/s per epoch over below" in out and "base 100 (99 to 101) 1:18 min" in out
+
+
 def test_the_time_of_the_counted_steps_is_in_the_result():
     assert with_steps_time(BASE, 300).steps_s == 300 * 0.1
     assert with_steps_time(NEVER, 300) == NEVER
