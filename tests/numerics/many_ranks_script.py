@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, Store
 
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.heartbeat import StoreHeartbeats
+from paceline.parallel.heartbeat import Heartbeats
 from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
 
 TIMEOUT = timedelta(seconds=60)
@@ -32,7 +32,7 @@ class Ranks:
         self.place = World(world_size=num_ranks, local_world_size=num_ranks, master_port=port, launcher="local")
         self.connected = threading.Barrier(num_ranks - len(missing))
         self.stores: list[Store] = []  # rank 0's store ends with its last reference
-        self.beats: dict[int, StoreHeartbeats] = {}
+        self.beats: dict[int, Heartbeats] = {}
         self.refusals: Counter[str] = Counter()
 
     def connect_all(self) -> None:
@@ -58,7 +58,7 @@ class Ranks:
         except WorldError as error:
             self.refusals[str(error).partition(" (")[0]] += 1
             return
-        self.beats[rank] = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(place, own)))
+        self.beats[rank] = Heartbeats(world, PrefixStore("beats", PrefixStore(place, own)))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, re
             recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip"
         )  # raises for data that cannot be staged
     plan = Plan.derive(recipe, ranks, datasets.train.info, datasets.val.info)
-    known = check_trained_model(recipe, plan, device)
+    known = check_trained_model(recipe.model, recipe.train, plan, device)
     build_precision(recipe.train.precision, device)  # raises for a precision that the device does not support
     tried = try_components(recipe, plan, datasets.train)
     cores = rank_cores(world)

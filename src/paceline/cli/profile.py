@@ -274,7 +274,7 @@ def _nsys_command(request: _ProfileRequest, rundir: RunDir) -> str:
 
 def _run_as_rank(request: _ProfileRequest, rundir: RunDir, world: World, *, as_json: bool) -> int:
     """Run the base run as a rank of a launcher; rank 0 writes and prints the result."""
-    from paceline.training.preemption import Interrupts
+    from paceline.core.interrupts import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:
         from paceline.cli.train_progress import build_train_progress

@@ -40,7 +40,7 @@ def train(
 ) -> RunResult:
     """Train as one rank of the world that the environment describes; return the result, equal on every rank."""
     from paceline.cli.tables import print_run_dir
-    from paceline.training.preemption import Interrupts
+    from paceline.core.interrupts import Interrupts
 
     started_s = time.perf_counter()
     with translate_option_names():

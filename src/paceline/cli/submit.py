@@ -237,7 +237,7 @@ def _refuse_other_experiment(prepared: PreparedJob, rundir: RunDir, frozen: Mapp
         from paceline.training.resume import list_forbidden_changes
 
         for path in queued:
-            refused = list_forbidden_changes(load(str(path)).recipe, prepared.recipe)
+            refused = list_forbidden_changes(load(str(path)).recipe.to_dict(), prepared.recipe.to_dict())
             if refused:
                 fix = "name another, or remove that file if its job was cancelled"
                 raise RecipeError(f"--run-dir: {path} is queued with {', '.join(refused)} ({fix})")

@@ -28,7 +28,7 @@ from paceline.recipe.load import DEFAULT, LoadedRecipe, load
 from paceline.recipe.plan import divide_batch, resolve_batch
 
 if TYPE_CHECKING:
-    from paceline.training.preemption import Interrupts
+    from paceline.core.interrupts import Interrupts
 
 
 def train(options: TrainOptions) -> int:
@@ -124,7 +124,7 @@ def _is_from_this_launch(rundir: RunDir) -> bool:
 
 
 def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
-    from paceline.training.preemption import Interrupts
+    from paceline.core.interrupts import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds: handle signals before
         out = progress_console(as_json=as_json)

@@ -4,9 +4,9 @@ Without timing and compression no hook is registered, and torch's own path runs 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 import torch
 import torch.distributed as dist
@@ -67,77 +67,33 @@ class CommHook:
         return self._send(bucket)[0]
 
 
-class Timestamps(Protocol):
-    """Record when the device reaches a point of its queue."""
+@dataclass(frozen=True)
+class HostEvent:
+    """What `torch.cuda.Event` is on a GPU, of a CPU, which runs synchronously: the time `s` in seconds."""
 
-    def mark(self) -> Any:
-        """Return a mark for the work queued on the current stream so far."""
-        ...
+    s: float
 
-    def is_reached(self, mark: Any) -> bool:
-        """Return whether the device has reached `mark`."""
-        ...
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two reached marks."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until all marks have been reached."""
-        ...
-
-
-@final
-class HostTimestamps:
-    """Timestamps of a CPU, which runs synchronously, by the clock `now` in seconds."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-
-    def mark(self) -> Any:
-        """Return the time."""
-        return self._now()
-
-    def is_reached(self, mark: Any) -> bool:
+    def query(self) -> bool:
         """Return True."""
         return True
 
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return the difference."""
-        return float(end - start)
-
-    def synchronize(self) -> None:
-        """Do nothing."""
+    def elapsed_time(self, end: "HostEvent") -> float:
+        """Return the milliseconds until `end`."""
+        return (end.s - self.s) * 1e3
 
 
-@final
-class CudaTimestamps:
-    """CUDA events in the current stream."""
-
+def record_cuda_event() -> Any:
+    """Return an event in the current stream."""
     # When a bucket is ready, the current stream is that of the gradients. When it is averaged, torch calls the callback
     # in a stream of its own, which waits for the collective.
-    def mark(self) -> Any:
-        """Record an event."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def is_reached(self, mark: Any) -> bool:
-        """Return whether the device has reached the event."""
-        return bool(mark.query())
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Return the seconds between two events."""
-        return float(start.elapsed_time(end)) / 1e3
-
-    def synchronize(self) -> None:
-        """Synchronize the device."""
-        torch.cuda.synchronize()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 @dataclass
 class _SentBucket:
-    """A bucket in flight; `ready` and `done` are marks, `done` is None until it is averaged."""
+    """A bucket in flight; `ready` and `done` are events, `done` is None until it is averaged."""
 
     num_bytes: int
     ready: Any
@@ -160,10 +116,10 @@ class TimedCommHook(CommHook):
     """Send gradients by `send`, and time each bucket. Times are read as steps complete, without synchronizing."""
 
     def __init__(
-        self, send: SendBucket, powersgd: "PowerSGD | None", timestamps: Timestamps, warmup_steps: int = 0
+        self, send: SendBucket, powersgd: "PowerSGD | None", mark: Callable[[], Any], warmup_steps: int = 0
     ) -> None:
         super().__init__(send, powersgd)
-        self._timestamps = timestamps
+        self._mark = mark
         self._warmup_steps = self._warmup_left = warmup_steps
         self._current_step: list[_SentBucket] = []
         self._pending_steps: deque[list[_SentBucket]] = deque()
@@ -171,7 +127,8 @@ class TimedCommHook(CommHook):
 
     def times(self) -> CommTimes | None:
         """Return the means so far, or None if no step has been counted."""
-        self._timestamps.synchronize()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
         self._read()
         sums = self._sums
         if not sums.n:
@@ -196,7 +153,7 @@ class TimedCommHook(CommHook):
     def _hook(self, state: object, bucket: GradBucket) -> Future[Tensor]:
         if bucket.index() == 0:  # also drops a step whose backward raised
             self._current_step = []
-        sent = _SentBucket(0, self._timestamps.mark())
+        sent = _SentBucket(0, self._mark())
         self._current_step.append(sent)
         averaged, sent.num_bytes = self._send(bucket)
         if bucket.is_last():
@@ -204,7 +161,7 @@ class TimedCommHook(CommHook):
             self._pending_steps.append(self._current_step)
 
         def mark_averaged(future: Future[Tensor]) -> Tensor:
-            sent.done = self._timestamps.mark()
+            sent.done = self._mark()
             return future.value()
 
         # The callback may run in another thread, and on a GPU before the collective has finished: it only marks.
@@ -213,16 +170,13 @@ class TimedCommHook(CommHook):
     def _read(self) -> None:
         """Add up the steps whose buckets have all been averaged."""
         while self._pending_steps and all(
-            each.done is not None and self._is_averaged(each) for each in self._pending_steps[0]
+            each.done is not None and each.ready.query() and each.done.query() for each in self._pending_steps[0]
         ):
             step = self._pending_steps.popleft()
             if self._warmup_left:
                 self._warmup_left -= 1
             else:
                 self._add(step)
-
-    def _is_averaged(self, sent: _SentBucket) -> bool:
-        return self._timestamps.is_reached(sent.ready) and self._timestamps.is_reached(sent.done)
 
     def _add(self, step: list[_SentBucket]) -> None:
         sizes = tuple(each.num_bytes for each in step)
@@ -232,13 +186,14 @@ class TimedCommHook(CommHook):
             self._sums = _BucketSums(sizes, [0.0] * len(sizes), [0.0] * len(sizes))
         sums, first = self._sums, step[0].ready
         for number, each in enumerate(step):
-            sums.ready_s[number] += self._timestamps.seconds(first, each.ready)
-            sums.took_s[number] += self._timestamps.seconds(each.ready, each.done)
-        sums.wire_s += max(self._seconds_to(first, step))
+            sums.ready_s[number] += _seconds(first, each.ready)
+            sums.took_s[number] += _seconds(each.ready, each.done)
+        sums.wire_s += max(_seconds(first, each.done) for each in step)
         sums.n += 1
 
-    def _seconds_to(self, first: Any, step: list[_SentBucket]) -> Iterable[float]:
-        return (self._timestamps.seconds(first, each.done) for each in step)
+
+def _seconds(start: Any, end: Any) -> float:
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def build_comm_hook(
@@ -253,8 +208,8 @@ def build_comm_hook(
     send, powersgd = build_send_bucket(section)
     if now is None:
         return CommHook(send, powersgd)
-    timestamps: Timestamps = CudaTimestamps() if device.type == "cuda" else HostTimestamps(now)
-    return TimedCommHook(send, powersgd, timestamps, warmup_steps)
+    mark = record_cuda_event if device.type == "cuda" else lambda: HostEvent(now())
+    return TimedCommHook(send, powersgd, mark, warmup_steps)
 
 
 def build_send_bucket(section: Parallel) -> tuple[SendBucket, "PowerSGD | None"]:

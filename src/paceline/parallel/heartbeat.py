@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, TypeVar, final
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from paceline.core.interrupts import Interrupts
 from paceline.core.world import World
 from paceline.parallel.blame import Condition, RankStatus, State
 from paceline.parallel.rendezvous import missing_keys
@@ -36,28 +37,6 @@ _POLL_S: Final = 0.5  # longest pause between two calls of `has_silent_rank`
 _STORE_TIMEOUT_S: Final = 1.0
 _FIRST_INTERVAL_S: Final = 0.1  # interval until the first heartbeat of every rank has been read
 _FAILURES, _REPORTED, _STOP = "failures", "reported", "stop"
-
-
-class StopRequests(Protocol):
-    """A request to stop this process, from a signal or from another rank."""
-
-    @property
-    def requested(self) -> str:
-        """The name of the signal, or ""."""
-        ...
-
-    def request(self, name: str) -> None:
-        """Record a request that another rank received."""
-        ...
-
-
-class NoStopRequests:
-    """Never stop."""
-
-    requested = ""
-
-    def request(self, name: str) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -97,52 +76,14 @@ def no_stack_file(rank: int) -> str:
 
 
 @final
-class NoHeartbeats:
-    """A single rank publishes no heartbeats."""
-
-    has_failed = False
-
-    def __init__(self) -> None:
-        self.stacks_of: FindStackFile = no_stack_file
-        self._status = RankStatus(0)
-        self._read_progress: ReadProgress = progress_at_start
-
-    def watch(self, read_progress: ReadProgress, requests: StopRequests, stacks_of: FindStackFile) -> None:
-        """Set the sources of progress and stack files."""
-        self._read_progress, self.stacks_of = read_progress, stacks_of
-
-    def publish(self, state: State, stalled_s: float | None = None, at: str = "") -> None:
-        """Record the status."""
-        self._status = RankStatus(0, *self._read_progress(), state, stalled_s or 0.0, at)
-
-    def statuses(self, *, timed_out: bool) -> list[RankStatus]:
-        """Return this rank's last status."""
-        return [self._status]
-
-    def has_silent_rank(self, timeout_s: float) -> bool:
-        """Return False."""
-        return False
-
-    def claim_report(self, *, is_own: bool) -> bool:
-        """Return True: no other rank can report a failure."""
-        return True
-
-    def linger(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-@final
-class StoreHeartbeats:
+class Heartbeats:
     """Heartbeats of several ranks; `store` is a handle that nothing else uses, since it serves one call at a time."""
 
     def __init__(self, world: World, store: Store) -> None:
         self._world = world
         self._store = store
         self._read_progress: ReadProgress = progress_at_start
-        self._requests: StopRequests = NoStopRequests()
+        self._requests = Interrupts()
         self.stacks_of: FindStackFile = no_stack_file
         self._own = HeartbeatRecord(*progress_at_start(), "running", 0.0, "", 0, time.time(), os.getpid(), machine_id())
         self._seen: dict[int, HeartbeatRecord] = {}
@@ -166,7 +107,7 @@ class StoreHeartbeats:
         self._thread = threading.Thread(target=self._run, name="paceline-beats", daemon=True)
         self._thread.start()
 
-    def watch(self, read_progress: ReadProgress, requests: StopRequests, stacks_of: FindStackFile) -> None:
+    def watch(self, read_progress: ReadProgress, requests: Interrupts, stacks_of: FindStackFile) -> None:
         """Read progress from `read_progress` from now on, and forward stop requests to and from all ranks."""
         self._read_progress, self._requests, self.stacks_of = read_progress, requests, stacks_of
 
@@ -381,9 +322,6 @@ class StoreHeartbeats:
         if condition == "alive" and is_silent and beat.state == "running":
             condition = "silent"
         return replace(beat.to_status(rank, condition), is_remote=beat.machine != self._own.machine)
-
-
-Heartbeats = NoHeartbeats | StoreHeartbeats
 
 
 @final

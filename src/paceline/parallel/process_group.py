@@ -4,7 +4,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, TypeVar
 
@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.world import World
 from paceline.parallel.blame import blame_rank
-from paceline.parallel.heartbeat import Heartbeats, NoHeartbeats, StoreHeartbeats
+from paceline.parallel.heartbeat import Heartbeats
 from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
 from paceline.recipe.schema.train import Parallel
 
@@ -41,12 +41,12 @@ _COLLECTIVE_ERRORS = (
 
 @dataclass(frozen=True)
 class RankStore:
-    """The ranks' key-value store, with heartbeats; a world of one has no store."""
+    """The ranks' key-value store and heartbeats; a world of one has neither."""
 
     world: World
     timeout: timedelta
     store: Store | None = None
-    heartbeats: Heartbeats = field(default_factory=NoHeartbeats)
+    heartbeats: Heartbeats | None = None
 
     def broadcast(self, name: str, value: str) -> str:
         """Return rank 0's `value` on every rank. Collective; `name` identifies the call."""
@@ -58,17 +58,14 @@ class RankStore:
 
     def disconnect(self) -> None:
         """Disconnect; rank 0, which may host the store, waits for the others. Raise `PeerLostError` if one failed."""
-        if self.store is None:
+        if self.store is None or self.heartbeats is None:
             return
         self.heartbeats.publish("exited")
         self.store.set(f"{_DISCONNECTED}/{self.world.rank}", "")
-        if self.world.is_main:
-            self._wait_for_others(self.store)
-
-    def _wait_for_others(self, store: Store) -> None:
-        for _ in range(_DISCONNECT_TIMEOUT_S * 2):
+        keys = [f"{_DISCONNECTED}/{rank}" for rank in range(self.world.world_size)]
+        for _ in range(_DISCONNECT_TIMEOUT_S * 2 if self.world.is_main else 0):
             with contextlib.suppress(RuntimeError):  # timeout: look whether a rank has failed, then wait on
-                store.wait([f"{_DISCONNECTED}/{rank}" for rank in range(self.world.world_size)], timedelta(seconds=0.5))
+                self.store.wait(keys, timedelta(seconds=0.5))
                 return
             if self.heartbeats.has_failed:
                 raise PeerLostError("another rank failed", is_explained=True)
@@ -91,7 +88,8 @@ def rendezvous(world: World, section: Parallel) -> Iterator[RankStore]:
             raise
         raise raised from error
     finally:
-        store.heartbeats.close()
+        if store.heartbeats:
+            store.heartbeats.close()
 
 
 @contextlib.contextmanager
@@ -126,8 +124,8 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
     `on_wait` is called repeatedly while waiting. A slow rank is no error; a rank that failed, or sent no heartbeat for
     the timeout, is one that `rendezvous` explains.
     """
-    world = store.world
-    if store.store is None:
+    world, heartbeats = store.world, store.heartbeats
+    if store.store is None or heartbeats is None:
         return work(True)
     # Count the first ranks in the store: no rank knows the number of nodes. The barrier is between writing and reading.
     store.store.add(_NUM_FIRST, int(world.is_node_main))
@@ -135,9 +133,9 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
     num_first = store.store.add(_NUM_FIRST, 0)
 
     def check_ranks() -> None:
-        if store.heartbeats.has_failed:
+        if heartbeats.has_failed:
             raise PeerLostError("another rank failed", is_explained=True)
-        if store.heartbeats.has_silent_rank(store.timeout.total_seconds()):
+        if heartbeats.has_silent_rank(store.timeout.total_seconds()):
             raise dist.DistStoreError("Timed out waiting for a rank's heartbeat")
         on_wait()
 
@@ -151,33 +149,34 @@ def _connect(world: World, timeout: timedelta) -> RankStore:
     store = open_store(world, timeout)
     prefix = wait_for_all_ranks(world, store, timeout)
     # A clone: a handle serves one call at a time, and the main thread may block in one.
-    beats = StoreHeartbeats(world, PrefixStore("beats", PrefixStore(prefix, store.clone())))
+    beats = Heartbeats(world, PrefixStore("beats", PrefixStore(prefix, store.clone())))
     return RankStore(world, timeout, PrefixStore(prefix, store), beats)
 
 
 def _error_to_raise(store: RankStore, error: Exception) -> Exception:
     """Publish that this rank failed; return the error that it raises in place of `error`."""
-    store.heartbeats.publish("failed")
-    is_own = not _is_collective_error(error)
-    is_reporter = store.heartbeats.claim_report(is_own=is_own)
-    raised: Exception = PeerLostError("another rank failed", is_explained=True)
-    if is_reporter:
-        raised = error if is_own or store.store is None else _peer_lost_error(store, error)
-    store.heartbeats.linger()  # the store ends with this process if it hosts it
-    if not is_reporter:
-        return raised
+    heartbeats, raised = store.heartbeats, error
+    if heartbeats:
+        heartbeats.publish("failed")
+        is_own = not _is_collective_error(error)
+        is_reporter = heartbeats.claim_report(is_own=is_own)
+        if not is_reporter:
+            raised = PeerLostError("another rank failed", is_explained=True)
+        elif not is_own:
+            raised = _peer_lost_error(heartbeats, store.world.rank, error)
+        heartbeats.linger()  # the store ends with this process if it hosts it
+        if not is_reporter:
+            return raised
     if isinstance(raised, PacelineError):
         raised.is_claimed = True
     return raised
 
 
-def _peer_lost_error(store: RankStore, error: Exception) -> PeerLostError:
+def _peer_lost_error(heartbeats: Heartbeats, own_rank: int, error: Exception) -> PeerLostError:
     timed_out = "Timed out waiting" in str(error) or "timeout" in str(error).lower()
-    statuses = store.heartbeats.statuses(timed_out=timed_out)
-    return PeerLostError(
-        blame_rank(statuses, store.world.rank, timed_out=timed_out, stacks=store.heartbeats.stacks_of),
-        is_explained=False,
-    )
+    statuses = heartbeats.statuses(timed_out=timed_out)
+    line = blame_rank(statuses, own_rank, timed_out=timed_out, stacks=heartbeats.stacks_of)
+    return PeerLostError(line, is_explained=False)
 
 
 def _is_collective_error(error: Exception) -> bool:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final, TextIO, final
 
 from paceline.core.files import open_text_to_write
+from paceline.core.interrupts import Interrupts
 from paceline.core.stages import FINISH
-from paceline.parallel.blame import blame_rank
-from paceline.parallel.heartbeat import INTERVAL_S, ReadProgress, StopRequests
+from paceline.parallel.blame import RankStatus, blame_rank
+from paceline.parallel.heartbeat import INTERVAL_S, ReadProgress
 from paceline.parallel.process_group import RankStore
 from paceline.recipe.schema.train import Parallel
 
@@ -51,7 +52,7 @@ class Watchdog:
         read_progress: ReadProgress,
         timeout_s: float,
         stacks: Path,
-        requests: StopRequests,
+        requests: Interrupts,
         *,
         end: End = end_process,
         interval_s: float = INTERVAL_S,
@@ -65,7 +66,8 @@ class Watchdog:
         self._ending = threading.Lock()  # held by the thread that ends this rank
         self._file: TextIO | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-heartbeat", daemon=True)
-        store.heartbeats.watch(read_progress, requests, self._stacks_of)
+        if store.heartbeats:
+            store.heartbeats.watch(read_progress, requests, self._stacks_of)
 
     def start(self) -> None:
         """Start watching."""
@@ -98,9 +100,10 @@ class Watchdog:
             is_long = progress[1] in _LONG_STAGES or progress[0] == first_step  # a model is compiled in the first step
             has_moved = progress != before or (is_long and cpu_s - cpu_before_s > _MIN_CPU_SHARE * passed_s)
             stalled_s = 0.0 if has_moved else stalled_s + passed_s
-            self._store.heartbeats.publish("running", stalled_s)
             self._arm_faulthandler(progress[1])
-            failed_s += passed_s if self._store.heartbeats.has_failed else 0.0
+            if self._store.heartbeats:
+                self._store.heartbeats.publish("running", stalled_s)
+                failed_s += passed_s if self._store.heartbeats.has_failed else 0.0
             if failed_s > _EXIT_GRACE_S and self._ending.acquire(blocking=False):
                 return self._end("")
             if stalled_s >= self._timeout_s and self._ending.acquire(blocking=False):
@@ -109,15 +112,19 @@ class Watchdog:
 
     def _give_up(self, stalled_s: float) -> None:
         """Report the rank to blame, unless another rank does, and end the process."""
-        self._store.heartbeats.publish("stuck", stalled_s, self._watched_line())
+        heartbeats, line, at = self._store.heartbeats, "", self._watched_line()
+        if heartbeats is None:
+            self._dump()
+            alone = RankStatus(0, *self._read_progress(), "stuck", stalled_s, at)
+            return self._end(blame_rank([alone], 0, timed_out=True, stacks=self._stacks_of))
+        heartbeats.publish("stuck", stalled_s, at)
         self._dump()
-        heartbeats, line = self._store.heartbeats, ""
         if heartbeats.claim_report(is_own=False):
             line = blame_rank(
                 heartbeats.statuses(timed_out=True), self._store.world.rank, timed_out=True, stacks=self._stacks_of
             )
         heartbeats.linger()
-        self._end(line)
+        return self._end(line)
 
     def _watched_line(self) -> str:
         frame = sys._current_frames().get(self._watched.ident or 0)
@@ -161,7 +168,7 @@ def _cpu_clock(thread: threading.Thread) -> int | None:
 
 @contextlib.contextmanager
 def watchdog(
-    store: RankStore, section: Parallel, read_progress: ReadProgress, requests: StopRequests, stacks: Path
+    store: RankStore, section: Parallel, read_progress: ReadProgress, requests: Interrupts, stacks: Path
 ) -> Iterator[None]:
     """Watch the calling thread with `parallel.timeout`; do nothing under a debugger."""
     if sys.gettrace() is not None:

@@ -1,24 +1,29 @@
 """Build the components of a training run: model and training state, step services, and trainer."""
 
 import math
+import shutil
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import nn
 
+from paceline.core.errors import RecipeError
 from paceline.core.statistics import TargetCriterion
+from paceline.data.transfer import DeviceTransfer
 from paceline.measure.profiler import require_nvtx
 from paceline.measure.throughput import IntervalTimer, RunTimer
 from paceline.measure.timer import StageTimer, now_s
 from paceline.parallel.build import build_strategy
-from paceline.parallel.consensus import Consensus, build_consensus, build_replica_check
+from paceline.parallel.consensus import Consensus, build_replica_check
 from paceline.parallel.device import generators
 from paceline.parallel.process_group import RankStore
 from paceline.parallel.strategy import Strategy
+from paceline.recipe.plan import Plan
 from paceline.training.checkpoint import load_model
-from paceline.training.compile import compile_model, warmup_pass
 from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry, StepCoordinator
 from paceline.training.ema import build_weight_average
@@ -31,8 +36,8 @@ from paceline.training.init_weights import (
 from paceline.training.logging.base import build_sample_trace
 from paceline.training.loss import CrossEntropy, build_loss
 from paceline.training.lr_schedule import build_lr_schedule
-from paceline.training.measurements import RunMeter, build_run_meter
-from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger, build_batch_accuracy
+from paceline.training.measurements import RunMeter
+from paceline.training.metrics_logger import MetricsLogger, build_batch_accuracy
 from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedBuffers, build_nonfinite_guard
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
@@ -47,6 +52,9 @@ from paceline.training.trainer import CaptureStep, EagerStep, OptimizerUpdate, S
 _RANK_0_WEIGHTS_ONLY: Final = (
     "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
 )
+MAX_IMAGE_SIZES = 8
+"""`torch._dynamo.config.recompile_limit`: with more variants of a function, torch runs it eagerly."""
+_COMPILERS = ("g++", "clang++", "c++", "gcc", "clang", "cc")
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
     strategy = build_strategy(recipe.parallel, context.world, context.device, now, measure.warmup_steps)
     layers = layers_for_decay(recipe.optim, model)
     replica = compile_model(strategy.prepare(model), recipe.train.compile, len(context.plan.train_sizes))
-    training_state = _build_training_state(context, model, precision, strategy, layers)
+    training_state = build_training_state(context, model, precision, strategy, layers)
     criterion, weights_note = build_loss(recipe.train, context.datasets.train, context.device)
     state = training_state.load_state_dict(Path(start_from)) if start_from else TrainState()
     warm_up = partial(warmup_pass, model, replica, context.create_transfer(precision.dtype), precision, context.plan)
@@ -118,9 +126,41 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
     )
 
 
-def _build_training_state(
+def compile_model(replica: nn.Module, mode: str, num_sizes: int = 1) -> nn.Module:
+    """Return `replica` compiled in `mode`, or itself for `off`. Raise `RecipeError` without a C++ compiler."""
+    if mode == "off":
+        return replica
+    if not any(shutil.which(name) for name in _COMPILERS):
+        raise RecipeError(f"train.compile: {mode} needs a compiler (install g++, or set train.compile=off)")
+    # torch 2.11 recommends TF32 for any float32 product on a GPU; the recipe decides that.
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+    # Code per image size is faster than code for any size. DDP is compiled from outside: torch then splits the backward
+    # graph where gradients are sent; a graph of the model alone would delay communication to the end of backward.
+    compiled = torch.compile(
+        replica, mode=None if mode == "default" else mode, dynamic=False if num_sizes <= MAX_IMAGE_SIZES else None
+    )
+    assert isinstance(compiled, nn.Module)
+    return compiled
+
+
+def warmup_pass(
+    model: nn.Module, replica: nn.Module, transfer: DeviceTransfer, precision: Precision, plan: Plan, step: int
+) -> None:
+    """Run forward and backward on zeros of the image size at step `step`; restore buffers and drop gradients."""
+    size = plan.train_size(step)
+    images = torch.zeros(plan.micro_batch, plan.channels, size, size, dtype=torch.uint8, device=transfer.device)
+    buffers = SavedBuffers(model)
+    with precision.autocast():
+        logits = replica(transfer.normalize(images))
+    logits.float().sum().backward()
+    model.zero_grad(set_to_none=True)
+    buffers.restore()
+
+
+def build_training_state(
     context: RunContext, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
 ) -> TrainingState:
+    """Build optimizer, average and schedule of a prepared `model`; `layers` is from `layers_for_decay`."""
     recipe = context.recipe
     named = precision.optimized_parameters(model)
     optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
@@ -144,56 +184,23 @@ def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOut
     )
 
 
-@dataclass(frozen=True)
-class StepServices:
-    """Timing, logging and synchronization of the steps of a rank.
-
-    The caller closes `consensus`, and `logger`, which closes the sinks.
-    """
-
-    timer: RunTimer
-    accuracy: BatchAccuracy
-    logger: MetricsLogger
-    consensus: Consensus
-
-
-def build_step_services(
-    context: RunContext, process: RunProcess, prepared: PreparedModel, outputs: RunOutputs
-) -> StepServices:
-    """Start the timer of the run, and build its logger and the consensus of its ranks. Collective."""
-    recipe, plan, world, state = context.recipe, context.plan, context.world, prepared.state
-    strategy, schedule = prepared.training_state.strategy, prepared.training_state.schedule
-    timer = RunTimer(state.trained_s, train_before_s=state.train_s)
-    accuracy = build_batch_accuracy(recipe.train.accuracy, plan.num_classes, context.device)
-    trace = build_sample_trace(recipe.log, process.rundir, world.rank, state.step)
-    logger = MetricsLogger(plan, strategy, schedule, outputs.sinks, trace, timer, accuracy, state)
-    # Three flags per step: stop, save, and new bad images.
-    consensus = build_consensus(world, 3, process.store.timeout)
-    return StepServices(timer, accuracy, logger, consensus)
-
-
-def build_meter(
-    context: RunContext, process: RunProcess, training_state: TrainingState, outputs: RunOutputs
-) -> RunMeter:
-    """Build the training loader and the meter, whose clock starts now."""
-    dtype = training_state.precision.dtype
-    loader = context.create_train_loader(context.create_transfer(dtype))
-    transfer = context.create_transfer(dtype, timed=context.recipe.measure.clock == "on")
-    return build_run_meter(context, process.rundir, training_state.strategy, loader, transfer, outputs.sinks.warned)
-
-
 def build_trainer(
     context: RunContext,
     process: RunProcess,
     prepared: PreparedModel,
-    services: StepServices,
-    meter: RunMeter,
     outputs: RunOutputs,
+    consensus: Consensus,
+    timer: RunTimer,
+    meter: RunMeter,
 ) -> Trainer:
     """Build the training loop around a prepared model."""
     recipe, plan, world = context.recipe, context.plan, context.world
-    training_state, state, consensus, clock = prepared.training_state, prepared.state, services.consensus, meter.clock
-    precision, strategy = training_state.precision, training_state.strategy
+    training_state, state, clock = prepared.training_state, prepared.state, meter.clock
+    precision, strategy, schedule = training_state.precision, training_state.strategy, training_state.schedule
+    accuracy = build_batch_accuracy(recipe.train.accuracy, plan.num_classes, context.device)
+    trace = build_sample_trace(recipe.log, process.rundir, world.rank, state.step)
+    if trace:
+        context.exit_stack.callback(trace.close)
     reporter = NonFiniteReporter(
         world, strategy, lambda: str(checkpoint_storage(context, process.rundir).newest() or "none")
     )
@@ -212,13 +219,13 @@ def build_trainer(
         update=update,
         clock=clock,
         accumulate=recipe.train.accumulate,
-        accuracy=services.accuracy,
+        accuracy=accuracy,
     )
     return Trainer(
         model=training_state.model,
         step=prepared.capture(step, outputs.sinks.warned) if prepared.capture else step,
         guard=update.guard,
-        schedule=training_state.schedule,
+        schedule=schedule,
         loader=meter.loader,
         evaluate_model=context.create_evaluator(
             precision, strategy, training_state.average, bad_images, process.should_stop_evaluation
@@ -236,7 +243,7 @@ def build_trainer(
         ),
         target=None if stop == "off" else TargetCriterion(stop.top1, stop.patience),
         clock=clock,
-        logger=services.logger,
+        logger=MetricsLogger(plan, strategy, schedule, outputs.sinks, trace, timer, accuracy, state),
         seeder=StepSeeder(recipe.seed, world.rank, generators(context.device)),
         eval_every=StepInterval(plan.eval_every, plan.total_steps),
         save_every=StepInterval(plan.checkpoint_every, plan.total_steps),

@@ -139,9 +139,11 @@ class RunContext:
         data, info = self.recipe.data, self.datasets.train.info
         return (info.mean if data.mean == "auto" else data.mean, info.std if data.std == "auto" else data.std)
 
-    def create_transfer(self, dtype: torch.dtype, *, timed: bool = False) -> DeviceTransfer:
+    def create_transfer(
+        self, dtype: torch.dtype, *, timed: bool = False, device: torch.device | None = None
+    ) -> DeviceTransfer:
         """Return the transfer, measured if `timed`, that copies batches to the device and normalizes to `dtype`."""
-        return self._create_transfer(self.device, dtype, timed=timed)
+        return DeviceTransfer(device or self.device, dtype, *self.mean_and_std, self.memory_format, timed=timed)
 
     def create_train_loader(self, transfer: DeviceTransfer) -> Loader:
         """Return the training loader of this rank; `transfer` copies batches that `data.replay` keeps on the device."""
@@ -190,12 +192,24 @@ class RunContext:
         """
         plan, datasets = self.plan, self.datasets
 
-        def evaluator(split: Split, source: Source, num_images: int) -> SplitEvaluator:
-            collector = bad_images.for_split(split) if bad_images else None
-            split_evaluator = self._create_split_evaluator(precision, strategy, source, num_images)
-            return replace(split_evaluator, bad_images=collector, should_stop=should_stop)
+        def evaluator(split: Split, source: Source, num_images: int, num_worst: int = 0) -> SplitEvaluator:
+            loader, num_batches = self.create_eval_loader(source, num_images)
+            return SplitEvaluator(
+                loader=loader,
+                num_batches=num_batches,
+                num_images=num_images,
+                class_names=datasets.train.info.class_names,
+                transfer=self.create_transfer(precision.dtype),
+                precision=precision,
+                strategy=strategy,
+                device=self.device,
+                views=EVAL_VIEWS[self.recipe.data.eval_views],
+                should_stop=should_stop,
+                bad_images=bad_images.for_split(split) if bad_images else None,
+                num_worst=num_worst,
+            )
 
-        val = replace(evaluator("val", datasets.val, plan.val_images), num_worst=self.recipe.log.worst)
+        val = evaluator("val", datasets.val, plan.val_images, self.recipe.log.worst)
         if self.recipe.train.eval_train == "off":
             return ModelEvaluator(val, average)
         return ModelEvaluator(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
@@ -215,22 +229,6 @@ class RunContext:
         with average.swapped() if average else contextlib.nullcontext():
             return checker(model)
 
-    def _create_split_evaluator(
-        self, precision: Precision, strategy: Strategy, source: Source, num_images: int
-    ) -> SplitEvaluator:
-        loader, num_batches = self.create_eval_loader(source, num_images)
-        return SplitEvaluator(
-            loader=loader,
-            num_batches=num_batches,
-            num_images=num_images,
-            class_names=self.datasets.train.info.class_names,
-            transfer=self.create_transfer(precision.dtype),
-            precision=precision,
-            strategy=strategy,
-            device=self.device,
-            views=EVAL_VIEWS[self.recipe.data.eval_views],
-        )
-
     def _close_at_end(self, loader: Loader) -> Loader:
         return self.exit_stack.enter_context(contextlib.closing(loader))
 
@@ -240,11 +238,8 @@ class RunContext:
         shard = EvalShard(min(_IMAGES_TO_FIT, len(source)), plan.eval_batch, split_size=len(source))
         options = LoaderOptions(workers=0, pin_memory=False)
         loader = build_eval_loader(self.recipe.data, source, shard, plan.image_size, options)
-        transfer = self._create_transfer(torch.device("cpu"), torch.float32)
+        transfer = self.create_transfer(torch.float32, device=torch.device("cpu"))
         return torch.cat([transfer.normalize(batch.images) for batch in loader.batches(0, shard.num_batches)])
-
-    def _create_transfer(self, device: torch.device, dtype: torch.dtype, *, timed: bool = False) -> DeviceTransfer:
-        return DeviceTransfer(device, dtype, *self.mean_and_std, self.memory_format, timed=timed)
 
     @property
     def _loader_options(self) -> LoaderOptions:

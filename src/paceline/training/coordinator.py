@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from paceline.core.dataset import Datasets, Source, Split
 from paceline.core.errors import DataError
+from paceline.core.interrupts import Interrupts
 from paceline.core.units import count
 from paceline.data.bad_images import BadImage
 from paceline.data.batch import Batch
 from paceline.data.verify import find_read_error
 from paceline.measure.throughput import IntervalTimer
 from paceline.parallel.consensus import Consensus, ReplicaCheck
-from paceline.training.preemption import Deadline, Interrupts
+from paceline.training.preemption import Deadline
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -82,6 +83,10 @@ class SplitBadImages:
     def sync(self) -> None:
         """Exchange new bad images across ranks. Collective."""
         self.registry.sync()
+
+
+NUM_FLAGS: Final = 3
+"""Flags per step: stop, save, and new bad images."""
 
 
 class StepDecision(NamedTuple):

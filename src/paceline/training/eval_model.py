@@ -26,20 +26,20 @@ def has_weight_average(train: Train, optim: OptimSection) -> bool:
 
 
 def load_weight_average(
-    recipe: Recipe, model: nn.Module, precision: Precision, checkpoint: Path
+    train: Train, optim: OptimSection, model: nn.Module, precision: Precision, checkpoint: Path
 ) -> WeightAverage | None:
     """Return the average in `checkpoint` for `model` with raw weights; None if runs keep no average.
 
     Raise `CheckpointError` if the checkpoint lacks it.
     """
-    if not has_weight_average(recipe.train, recipe.optim):
+    if not has_weight_average(train, optim):
         return None
     # No other optimizer is built: it may be the user's own code, and is not needed here.
-    is_schedule_free = isinstance(recipe.optim, ScheduleFree)
+    is_schedule_free = isinstance(optim, ScheduleFree)
     named = precision.optimized_parameters(model)
-    layers, device = layers_for_decay(recipe.optim, model), precision.device_type
-    optimizer = build_optimizer(recipe.optim, named, device, layers) if is_schedule_free else None
-    average = build_weight_average(recipe.train.ema, model, optimizer, named)
+    layers, device = layers_for_decay(optim, model), precision.device_type
+    optimizer = build_optimizer(optim, named, device, layers) if is_schedule_free else None
+    average = build_weight_average(train.ema, model, optimizer, named)
     load_average_tensors(checkpoint, average, optimizer)
     return average
 
@@ -67,7 +67,7 @@ def load_eval_model(
     precision.cast_model(model)
     model.to(device).to(memory_format=memory_format)
     load_model(checkpoint, model)
-    _load_averaged_weights(load_weight_average(recipe, model, precision, checkpoint), model)
+    _load_averaged_weights(load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint), model)
     return model.eval().requires_grad_(False)
 
 

@@ -58,7 +58,7 @@ def evaluate(
         load_model(checkpoint, model)
         # The weights are whole, whichever strategy trained them.
         strategy = build_strategy(Parallel(), world, context.device)
-        average = load_weight_average(recipe, model, precision, checkpoint)
+        average = load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint)
         report = context.create_evaluator(precision, strategy, average)(model)
         assert report is not None, "a stand-alone evaluation is never preempted"
         evidence = evidence_from_report(report)

@@ -35,6 +35,7 @@ from paceline.measure.straggler import RankTimes, communication_result, find_str
 from paceline.measure.throughput import unix_s
 from paceline.parallel.strategy import Strategy
 from paceline.training.context import RunContext
+from paceline.training.saver import TrainingState
 
 _CLOCK_ROUNDS = 5
 
@@ -178,15 +179,13 @@ def trace_file_name(rank: int) -> str:
 
 
 def build_run_meter(
-    context: RunContext,
-    rundir: RunDir,
-    strategy: Strategy,
-    loader: Loader,
-    transfer: DeviceTransfer,
-    warn: Callable[[str], None],
+    context: RunContext, rundir: RunDir, training_state: TrainingState, warn: Callable[[str], None]
 ) -> RunMeter:
-    """Return the meter of a run. Its clock starts now, so build it last."""
-    measure, world = context.recipe.measure, context.world
+    """Build the training loader and the meter of a run. Its clock starts now, so build it last."""
+    measure, world, strategy = context.recipe.measure, context.world, training_state.strategy
+    dtype = training_state.precision.dtype
+    loader = context.create_train_loader(context.create_transfer(dtype))
+    transfer = context.create_transfer(dtype, timed=measure.clock == "on")
     spans: list[ProfilerMarks] = []
     if measure.nvtx != "off":
         spans.append(NvtxMarks(measure.warmup_steps, marks_ops=measure.nvtx == "ops"))

@@ -164,12 +164,6 @@ class MetricsLogger:
         """Return a context whose time does not count for throughput and epochs."""
         return self._timer.paused()
 
-    def close(self) -> None:
-        """Close sink and trace."""
-        self._sink.close()
-        if self._trace:
-            self._trace.close()
-
     def _write_progress(self, state: TrainState) -> None:
         """Store times and counts so far in `state`; called in a pause."""
         self._add_accuracy()

@@ -1,33 +1,47 @@
 """Open the outputs of a run: log sinks, checkpoints, goodput, telemetry. Find the checkpoint to resume from."""
 
 import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.core.errors import RecipeError
 from paceline.core.run_dir import RunDir, append_line, read_lines
+from paceline.core.units import count, mib
 from paceline.data.sources.fingerprint import digest_datasets
 from paceline.measure.clock import ClockSummary
 from paceline.measure.telemetry import NodeTelemetry, build_telemetry
 from paceline.measure.throughput import RunTimer, steady_unix_s
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plugins import code_identity
-from paceline.training.checkpoint import CheckpointStorage, CheckpointWriter, KeepPolicy
+from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, Sgd
+from paceline.recipe.schema.recipe import Checkpoint
+from paceline.training.checkpoint import (
+    CheckpointStorage,
+    CheckpointWriter,
+    KeepPolicy,
+    model_tensors,
+    optimizer_tensors,
+)
 from paceline.training.context import RunContext
 from paceline.training.goodput import GoodputTracker, TimeSpent, build_goodput_tracker
 from paceline.training.logging.base import SinkGroup, drop_records_after
 from paceline.training.logging.build import build_sinks
 from paceline.training.lr_schedule import sample_lr_points
-from paceline.training.preflight import check_disk, estimate_checkpoint_bytes
 from paceline.training.process import RunProcess
 from paceline.training.resume import check_dataset, describe_missing_checkpoint, initialize_rundir, read_recipe_name
 from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
 from paceline.training.trained_dataset import TrainedDataset
+
+_PROBE_BYTES = 4096  # a block: a full disk often takes an empty file
 
 
 def start_telemetry(
@@ -141,3 +155,69 @@ def find_resume_checkpoint(context: RunContext, process: RunProcess) -> str:
             if missing := describe_missing_checkpoint(process.rundir):
                 process.warn(f"{missing}; the run is resumed from {newest.name}")
     return process.store.broadcast("start_from", str(newest or ""))
+
+
+def estimate_checkpoint_bytes(training_state: TrainingState, section: OptimSection) -> int:
+    """Return the size of a checkpoint in bytes, except for some thousand."""
+    weights = [parameter for group in training_state.optimizer.param_groups for parameter in group["params"]]
+    moments = sum(tensor.nbytes for tensor in optimizer_tensors(training_state.optimizer).values())
+    groups = (
+        model_tensors(training_state.model),
+        training_state.precision.tensors(),
+        training_state.average.tensors() if training_state.average else {},
+    )
+    num_bytes = sum(tensor.nbytes for group in groups for tensor in group.values())
+    powersgd = training_state.strategy.powersgd
+    num_bytes += powersgd.num_bytes(training_state.model) if powersgd else 0
+    # Before the first step an optimizer has no state.
+    return num_bytes + (moments or _moments_per_weight(section) * sum(weight.nbytes for weight in weights))
+
+
+def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Callable[[str], None]) -> None:
+    """Check that the run directory is writable and has room for the kept, the best and the next checkpoint.
+
+    Less room is a warning. Raise `RecipeError` if the disk is not writable, or not even one checkpoint fits.
+    """
+    _check_writable(rundir.path)
+    if section.every == "off":
+        return
+    folder = rundir.checkpoints if rundir.checkpoints.is_dir() else rundir.path
+    usage = shutil.disk_usage(folder)
+    if usage.total == 0:  # some network file systems report 0 of 0
+        return
+    num_existing = sum(1 for path in folder.glob("step-*") if path.is_dir())
+    needed = max(1, section.keep + 2 - num_existing)
+    free, each, every = mib(usage.free), mib(state_bytes), mib(needed * state_bytes)
+    if usage.free < state_bytes:
+        raise RecipeError(
+            f"checkpoint: {folder} has {free} free, a checkpoint takes {each} (free some space, name another with "
+            f"--run-dir, or set checkpoint.every=off)"
+        )
+    if usage.free < needed * state_bytes:
+        several = count(needed, "checkpoint")
+        warn(
+            f"checkpoint: {folder} has {free} free, {several} of {each} take {every} (free some space, or set "
+            f"checkpoint.keep={_largest_fitting_keep(section.keep, usage.free, state_bytes, num_existing)})"
+        )
+
+
+def _largest_fitting_keep(keep: int, free: int, state_bytes: int, num_existing: int) -> int:
+    return max(1, min(keep - 1, free // state_bytes + num_existing - 2))
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(prefix=".probe-", dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+    except OSError as error:
+        raise RecipeError(f"--run-dir: {folder} cannot be written to: {error.strerror} (name another)") from None
+
+
+def _moments_per_weight(section: OptimSection) -> int:
+    """Return the number of values that an optimizer keeps per weight."""
+    match section:
+        case Sgd(momentum=0):
+            return 0
+        case Adam() | Lamb():
+            return 2
+    return 1

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from paceline.core.errors import RecipeError
 from paceline.models.validate import check_model
 from paceline.recipe.plan import Plan
-from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.train import PrecisionName
+from paceline.recipe.schema.model import Model
+from paceline.recipe.schema.train import PrecisionName, Train
 
 INITIAL_SCALE = 2.0**16
 _GROWTH_INTERVAL = 2000
@@ -175,13 +175,11 @@ def cpu_half_precision(name: PrecisionName, device: torch.device) -> str:
     return resolved if resolved.startswith("bf16") else ""
 
 
-def check_trained_model(recipe: Recipe, plan: Plan, device: torch.device) -> tuple[str, ...]:
-    """Check the model of `recipe` as it will be trained on `device`; see `models.validate.check_model`."""
-    half = cpu_half_precision(recipe.train.precision, device)
+def check_trained_model(model: Model, train: Train, plan: Plan, device: torch.device) -> tuple[str, ...]:
+    """Check `model` as it will be trained on `device`; see `models.validate.check_model`."""
+    half = cpu_half_precision(train.precision, device)
     is_fp32_on_cpu = device.type == "cpu" and not half
-    return check_model(
-        recipe.model, plan, half_on_cpu=half, fp32_on_cpu=is_fp32_on_cpu, compile_mode=recipe.train.compile
-    )
+    return check_model(model, plan, half_on_cpu=half, fp32_on_cpu=is_fp32_on_cpu, compile_mode=train.compile)
 
 
 def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) -> None:

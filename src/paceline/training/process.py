@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.interrupts import Interrupts
 from paceline.core.run_dir import RunDir
 from paceline.core.world import NO_JOB, BatchJob
 from paceline.measure.timer import now_s
 from paceline.parallel.heartbeat import ReadProgress, progress_at_start
 from paceline.parallel.process_group import RankStore
 from paceline.training.logging.base import LogSink
-from paceline.training.preemption import Deadline, Interrupts
+from paceline.training.preemption import Deadline
 
 
 @dataclass

@@ -14,7 +14,7 @@ from paceline.data.files import printable
 from paceline.recipe.consent import OWN_CODE
 from paceline.recipe.load import load
 from paceline.recipe.plan import with_batch_size
-from paceline.recipe.plugins import changed_code, code_identity
+from paceline.recipe.plugins import changed_code
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yaml import to_yaml_text
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, find_damage, read_state
@@ -52,12 +52,12 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
     rundir.refuse_another_run(resume=resume)
     if not rundir.recipe.exists():
         return []
-    before = load(str(rundir.path)).recipe
-    refused = list_forbidden_changes(before, recipe)
+    before, after = load(str(rundir.path)).recipe.to_dict(), recipe.to_dict()
+    refused = list_forbidden_changes(before, after)
     if refused:
         fix = f"resume it as it was, or start a new run from its weights: model.weights={rundir.path}"
         raise RecipeError(f"--resume: {rundir.path} was started with {', '.join(refused)} ({fix})")
-    changes = iter_changes(before.to_dict(), recipe.to_dict())
+    changes = iter_changes(before, after)
     return [f"resumed with {path}={new}, which was {old}" for path, old, new in changes]
 
 
@@ -75,9 +75,9 @@ def keep_batch_size(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Re
     return with_batch_size(recipe, batch_size), [] if is_same else [note]
 
 
-def list_forbidden_changes(before: Recipe, after: Recipe) -> list[str]:
-    """Return the changes that make a different experiment, such as `optim.lr=0.1 (now 0.2)`."""
-    changes = iter_changes(before.to_dict(), after.to_dict())
+def list_forbidden_changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return what makes recipe `after`, as plain values, another experiment, such as `optim.lr=0.1 (now 0.2)`."""
+    changes = iter_changes(before, after)
     return [f"{path}={old} (now {new})" for path, old, new in changes if not _is_changeable(path)]
 
 
@@ -91,11 +91,11 @@ def check_dataset(checkpoint: Path, digest: str) -> None:
         )
 
 
-def list_changed_plugins(checkpoint: Path, recipe: Recipe) -> list[str]:
-    """Return a note for each plugin whose file has changed since `checkpoint`."""
+def list_changed_plugins(checkpoint: Path, plugins: dict[str, Any]) -> list[str]:
+    """Return a note for each of `plugins`, from `code_identity`, whose file has changed since `checkpoint`."""
     saved = read_state(checkpoint).get("own_parts")
     before = {name: each for name, each in saved.items() if isinstance(each, dict)} if isinstance(saved, dict) else {}
-    others = changed_code(before, code_identity(recipe))
+    others = changed_code(before, plugins)
     return [f"resumed with changed code: the file of {name} has changed" for name in others]
 
 

@@ -16,25 +16,22 @@ from paceline.core.run_dir import RunDir
 from paceline.core.stages import FINISH
 from paceline.core.world import World
 from paceline.measure.machine import describe_machine
-from paceline.measure.throughput import unix_s
+from paceline.measure.throughput import RunTimer, unix_s
 from paceline.measure.timer import StageTimer, now_s
+from paceline.parallel.consensus import build_consensus
 from paceline.parallel.process_group import RankStore, rendezvous
 from paceline.parallel.watchdog import watchdog
 from paceline.recipe.plan import resolve_batch, small_batch_warning, with_batch_size
-from paceline.recipe.plugins import check_plugins
+from paceline.recipe.plugins import check_plugins, code_identity
 from paceline.recipe.schema import Recipe
 from paceline.training.checkpoint import model_tensors
-from paceline.training.components import (
-    build_meter,
-    build_run_deadline,
-    build_step_services,
-    build_trainer,
-    prepare_model,
-)
+from paceline.training.components import build_run_deadline, build_trainer, prepare_model
 from paceline.training.context import RunContext, open_context
+from paceline.training.coordinator import NUM_FLAGS
 from paceline.training.datasets import read_run_data
 from paceline.training.eval_outputs import save_worst_images
 from paceline.training.logging.build import require_sinks
+from paceline.training.measurements import build_run_meter
 from paceline.training.outputs import build_run_outputs, find_resume_checkpoint, start_telemetry
 from paceline.training.precision import check_trained_model
 from paceline.training.process import Invocation, RunProcess
@@ -96,10 +93,10 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         read = partial(read_run_data, recipe)
         with open_context(recipe, store, read, world.world_size, progress.on_wait) as context:
             context = context.with_notes(small_batch_warning(requested.data, world.world_size, context.device.type))
-            context = context.with_notes(*check_trained_model(recipe, context.plan, context.device))
+            context = context.with_notes(*check_trained_model(recipe.model, recipe.train, context.plan, context.device))
             start_from = find_resume_checkpoint(context, process) if resume else ""
             if start_from and world.is_main:
-                changes = [*changes, *list_changed_plugins(Path(start_from), recipe)]
+                changes = [*changes, *list_changed_plugins(Path(start_from), code_identity(recipe))]
             return _train(context.with_notes(*changes), process, start_from=start_from).of(rundir.path)
 
 
@@ -110,22 +107,17 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
     model, strategy, precision = training_state.model, training_state.strategy, training_state.precision
     machine = describe_machine()
     outputs = build_run_outputs(context, process, training_state, machine, state, prepared.initial_weights.provenance)
-    # From here on a failure must close the sinks, until `services.logger` owns them.
-    with contextlib.ExitStack() as on_error:
-        on_error.callback(outputs.sinks.close)
+    with contextlib.closing(outputs.sinks):  # which receive the result
         process.store.broadcast("opened", "yes")  # the other ranks write into the folder that rank 0 created
         process = replace(process, deadline=build_run_deadline(context, process, outputs))
-        services = build_step_services(context, process, prepared, outputs)
-        on_error.pop_all()
-    timer = services.timer
-    with contextlib.closing(services.logger):  # closes the sinks, which receive the result
+        timer = RunTimer(state.trained_s, train_before_s=state.train_s)
         with (
             contextlib.closing(outputs.writer) if outputs.writer else contextlib.nullcontext(),
-            contextlib.closing(services.consensus),
+            contextlib.closing(build_consensus(world, NUM_FLAGS, process.store.timeout)) as consensus,
             start_telemetry(context, process, strategy, outputs.sinks.warned) or contextlib.nullcontext() as telemetry,
         ):
-            meter = build_meter(context, process, training_state, outputs)
-            trainer = build_trainer(context, process, prepared, services, meter, outputs)
+            meter = build_run_meter(context, process.rundir, training_state, outputs.sinks.warned)
+            trainer = build_trainer(context, process, prepared, outputs, consensus, timer, meter)
             process.progress.read_progress = lambda: (state.step, trainer.clock.current_stage)
             status = trainer.fit(state)
             process.progress.read_progress = lambda: (state.step, FINISH)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from paceline.parallel.comm_hooks import HostTimestamps, TimedCommHook, build_comm_hook
+from paceline.parallel.comm_hooks import HostEvent, TimedCommHook, build_comm_hook
 from paceline.recipe.schema.train import Parallel
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ class Network:
 
 def timed(network: Network, warmup_steps: int = 0) -> TimedCommHook:
     send: Any = network.send
-    return TimedCommHook(send, None, HostTimestamps(lambda: network.now_s), warmup_steps)
+    return TimedCommHook(send, None, lambda: HostEvent(network.now_s), warmup_steps)
 
 
 def test_buckets_are_timed_from_ready_to_averaged() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import HashStore, Store
 
+from paceline.core.interrupts import Interrupts
 from paceline.core.world import World
-from paceline.parallel.heartbeat import NoStopRequests, StallTimer, StoreHeartbeats, process_condition
+from paceline.parallel.heartbeat import Heartbeats, StallTimer, process_condition
 from paceline.parallel.process_group import RankStore
 from paceline.parallel.watchdog import Watchdog
 
@@ -36,7 +37,7 @@ def ending() -> RecordedEnd:
 
 def heartbeat(where, stacks: Path, ending: RecordedEnd, timeout_s: float = 0.2) -> Watchdog:
     met = RankStore(World.single(), timedelta(seconds=timeout_s))
-    return Watchdog(met, where, timeout_s, stacks, NoStopRequests(), end=ending, interval_s=0.01)
+    return Watchdog(met, where, timeout_s, stacks, Interrupts(), end=ending, interval_s=0.01)
 
 
 def test_a_stalled_thread_ends_the_process_with_its_line_and_stacks(tmp_path, ending) -> None:
@@ -105,7 +106,7 @@ def wait_for(is_so) -> None:
         time.sleep(0.01)
 
 
-class RecordedStopRequests(NoStopRequests):
+class RecordedStopRequests:
     requested = ""
 
     def request(self, name: str) -> None:
@@ -115,7 +116,7 @@ class RecordedStopRequests(NoStopRequests):
 @pytest.fixture
 def pair():
     store = HashStore()
-    ranks = [StoreHeartbeats(World(rank=rank, world_size=2), store) for rank in range(2)]
+    ranks = [Heartbeats(World(rank=rank, world_size=2), store) for rank in range(2)]
     yield ranks
     for rank in ranks:
         rank.close()
@@ -142,7 +143,7 @@ def test_a_failure_is_noticed_without_polling(pair) -> None:
 
 def test_both_ranks_see_each_other(pair) -> None:
     for rank, beats in enumerate(pair):
-        beats.watch(lambda rank=rank: (rank, "forward"), NoStopRequests(), str)
+        beats.watch(lambda rank=rank: (rank, "forward"), Interrupts(), str)
     pair[1].publish("stuck", 5.0, "file.py:3")
     seen = pair[0].statuses(timed_out=True)
     assert [(status.step, status.stage, status.state, status.condition) for status in seen] == [
@@ -166,10 +167,10 @@ def quick(monkeypatch):
     """Return a function that creates one of three ranks, whose heartbeats and polls are fifty times as fast."""
     monkeypatch.setattr("paceline.parallel.heartbeat.INTERVAL_S", QUICK_S)
     monkeypatch.setattr("paceline.parallel.heartbeat._POLL_S", QUICK_S)
-    made: list[StoreHeartbeats] = []
+    made: list[Heartbeats] = []
 
-    def make(rank: int, store: Store) -> StoreHeartbeats:
-        made.append(StoreHeartbeats(World(rank=rank, world_size=3), store))
+    def make(rank: int, store: Store) -> Heartbeats:
+        made.append(Heartbeats(World(rank=rank, world_size=3), store))
         return made[-1]
 
     yield make
@@ -194,7 +195,7 @@ def test_a_rank_without_any_heartbeat_is_silent(quick) -> None:
     wait_for(lambda: ranks[1].has_silent_rank(MISSED_S))
 
 
-def looks(ranks: list[StoreHeartbeats]) -> set[bool]:
+def looks(ranks: list[Heartbeats]) -> set[bool]:
     """Return the results of polling the ranks in turn, for three times the timeout."""
     found, until = set(), time.monotonic() + 3 * MISSED_S
     while time.monotonic() < until:

@@ -11,7 +11,7 @@ from torch.distributed import HashStore
 
 from paceline.core.errors import PeerLostError, RecipeError, WorldError
 from paceline.core.world import World
-from paceline.parallel.heartbeat import StoreHeartbeats
+from paceline.parallel.heartbeat import Heartbeats
 from paceline.parallel.process_group import RankStore, local_rank_zero_first, rendezvous
 from paceline.parallel.rendezvous import open_store, wait_for_all_ranks
 from paceline.recipe.schema.train import Parallel
@@ -144,7 +144,7 @@ class Pair:
     def __init__(self) -> None:
         self.store, beats = HashStore(), HashStore()
         self.worlds = [World(rank=rank, world_size=2, local_world_size=1) for rank in range(2)]
-        self.beats = [StoreHeartbeats(world, beats) for world in self.worlds]
+        self.beats = [Heartbeats(world, beats) for world in self.worlds]
         self.looks = 0
         self.store.add("paceline/num_node_mains", 1)  # rank 1 reads too, on another host
 

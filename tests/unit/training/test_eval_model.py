@@ -29,10 +29,15 @@ def saved(folder: Path, **parts: dict[str, torch.Tensor]) -> Path:
     return next(folder.iterdir())
 
 
+def sections(*words: str) -> tuple[object, object]:
+    asked = recipe(*words)
+    return asked.train, asked.optim
+
+
 def test_an_average_needs_no_optimizer_of_anybodys_own(tmp_path: Path) -> None:
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     kept = ExponentialMovingAverage(other, 0.5, 1, warmup=False).tensors()
-    found = load_weight_average(recipe(GONE, "train.ema={decay: 0.5}"), model, FP32, saved(tmp_path, average=kept))
+    found = load_weight_average(*sections(GONE, "train.ema={decay: 0.5}"), model, FP32, saved(tmp_path, average=kept))
     assert found is not None
     with found.swapped():
         assert torch.equal(model.weight, other.weight)
@@ -47,16 +52,18 @@ def test_the_average_of_an_optimizer_with_layer_decay_matches_its_parameters(tmp
         model(torch.ones(2, 3)).square().sum().backward()
         optimizer.step()
     averages = [optimizer.average_of(parameter) for parameter in model.parameters()]
-    found = load_weight_average(asked, model, FP32, saved(tmp_path, optimizer=optimizer_tensors(optimizer)))
+    found = load_weight_average(
+        asked.train, asked.optim, model, FP32, saved(tmp_path, optimizer=optimizer_tensors(optimizer))
+    )
     with found.swapped():
         assert all(torch.equal(*pair) for pair in zip(model.parameters(), averages, strict=True))
     assert not torch.equal(model[0].weight, averages[0])
 
 
 def test_without_an_average_the_checkpoint_is_not_even_looked_at(tmp_path: Path) -> None:
-    assert load_weight_average(recipe(GONE), nn.Linear(2, 2), FP32, tmp_path / "nowhere") is None
+    assert load_weight_average(*sections(GONE), nn.Linear(2, 2), FP32, tmp_path / "nowhere") is None
 
 
 def test_a_missing_average_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^train.ema: .* has no averaged weights \(set train.ema=off\)$"):
-        load_weight_average(recipe("train.ema={decay: 0.5}"), nn.Linear(2, 2), FP32, saved(tmp_path))
+        load_weight_average(*sections("train.ema={decay: 0.5}"), nn.Linear(2, 2), FP32, saved(tmp_path))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.core.interrupts import Interrupts
 from paceline.core.process import ignore_stop_signals
-from paceline.training.preemption import Interrupts
 
 ASKING = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP]
 

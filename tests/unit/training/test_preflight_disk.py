@@ -19,8 +19,8 @@ from paceline.training.checkpoint import model_tensors, optimizer_tensors
 from paceline.training.ema import build_weight_average
 from paceline.training.optim.build import build_optimizer
 from paceline.training.optim.extra_state import ExtraOptimizerState
+from paceline.training.outputs import check_disk, estimate_checkpoint_bytes
 from paceline.training.precision import build_precision
-from paceline.training.preflight import check_disk, estimate_checkpoint_bytes
 from paceline.training.saver import TrainingState
 
 MIB = 2**20
@@ -95,7 +95,7 @@ import sys
 from pathlib import Path
 from paceline.core.run_dir import RunDir
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.training.preflight import check_disk
+from paceline.training.outputs import check_disk
 try:
     check_disk(RunDir(Path(sys.argv[1])), Checkpoint(), 1, print)
 except Exception as error:

@@ -120,12 +120,15 @@ def test_a_plugin_with_a_changed_file_is_noted(tmp_path: Path, monkeypatch) -> N
     own = recipe("data.source.root=photos", "model.name=changing_part:net")
     values = {"own_parts": code_identity(own)}
     checkpoint = CheckpointStorage(tmp_path, KeepPolicy(1)).save(1, 1, Snapshot({"model": {}, "optimizer": {}}, values))
-    assert list_changed_plugins(checkpoint, own) == []
+    assert list_changed_plugins(checkpoint, code_identity(own)) == []
     file.write_text("def net(num_classes, in_channels, deeper=True): pass\n")
-    assert list_changed_plugins(checkpoint, own) == [
+    assert list_changed_plugins(checkpoint, code_identity(own)) == [
         "resumed with changed code: the file of changing_part:net has changed"
     ]
     for odd in ([], {"changing_part:net": "x"}):  # of somebody else's making
         damaged = Snapshot({"model": {}, "optimizer": {}}, {"own_parts": odd})
-        assert list_changed_plugins(CheckpointStorage(tmp_path, KeepPolicy(9)).save(2, 2, damaged), own) == []
+        assert (
+            list_changed_plugins(CheckpointStorage(tmp_path, KeepPolicy(9)).save(2, 2, damaged), code_identity(own))
+            == []
+        )
     sys.modules.pop("changing_part")

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from paceline.core.errors import NonFiniteLossError, PacelineError
+from paceline.core.interrupts import Interrupts
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.world import World
 from paceline.data.transfer import DeviceTransfer
 from paceline.recipe.load import Patch, load
 from paceline.training.evaluator import SplitEvaluator
 from paceline.training.loss import CrossEntropy
-from paceline.training.preemption import Interrupts
 from paceline.training.process import Invocation
 from paceline.training.run import run
 from paceline.training.state import StepInterval

@@ -13,7 +13,7 @@ from paceline.recipe.schema.train import Log, Mlflow, OwnSink, SinkSection, Trac
 from paceline.training.logging.async_sink import FLUSH_S, STARTUP_S, AsyncSink, TimeBudget
 from paceline.training.logging.base import LogSink, SinkGroup, eval_columns
 from paceline.training.logging.files import FileSink, SafeSink
-from paceline.training.logging.trackers import MlflowSink, TensorBoardSink, TrackioSink, WandbSink
+from paceline.training.logging.trackers import MlflowSink, RunConfig, TensorBoardSink, TrackioSink, WandbSink
 
 
 def build_sinks(
@@ -33,12 +33,13 @@ def build_sinks(
     def run_async(name: str, make: Callable[[], LogSink]) -> AsyncSink:
         return AsyncSink(make, name, SinkGroup([files, *consoles]).warned, *budgets)
 
+    config = {**recipe.to_dict(), "recipe_hash": recipe.hash}
     trackers = []
     if recipe.log.tensorboard != "off" and _is_installed("tensorboard"):
-        trackers.append(run_async("log.tensorboard", partial(TensorBoardSink, rundir, recipe, resume_step)))
+        trackers.append(run_async("log.tensorboard", partial(TensorBoardSink, rundir, config, resume_step)))
     for position, section in enumerate(recipe.log.sinks):
         path = f"log.sinks[{position}]"
-        trackers.append(run_async(f"{path}: {section.name}", partial(build_tracker, section, path, rundir, recipe)))
+        trackers.append(run_async(f"{path}: {section.name}", partial(build_tracker, section, path, rundir, config)))
     return SinkGroup([files, *trackers, *consoles], [tracker.request_close for tracker in trackers])
 
 
@@ -53,15 +54,15 @@ def require_sinks(log: Log) -> None:
             raise RecipeError(f"log.sinks[{position}]: {section.name} is not installed ({fix})")
 
 
-def build_tracker(section: SinkSection, path: str, rundir: RunDir, recipe: Recipe) -> LogSink:
+def build_tracker(section: SinkSection, path: str, rundir: RunDir, config: RunConfig) -> LogSink:
     """Import the package of `section` (at `path` of the recipe), and return its sink."""
     match section:
         case Wandb():
-            return WandbSink(section, rundir, recipe)
+            return WandbSink(section, rundir, config)
         case Mlflow():
-            return MlflowSink(section, rundir, recipe)
+            return MlflowSink(section, rundir, config)
         case Trackio():
-            return TrackioSink(section, rundir, recipe)
+            return TrackioSink(section, rundir, config)
         case OwnSink():
             sink: LogSink = PluginRef(path, section.name, section.args, SINK).make(run_dir=rundir.path)
             return sink

@@ -16,13 +16,14 @@ from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
 from paceline.measure.throughput import unix_s
 from paceline.recipe.plan import Plan
-from paceline.recipe.schema.recipe import Recipe
 from paceline.recipe.schema.train import Mlflow, Trackio, Wandb
 from paceline.recipe.yaml import to_yaml_text
 from paceline.training.logging.async_sink import FLUSH_S
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
 from paceline.training.logging.files import read_history
 
+RunConfig = Mapping[str, Any]
+"""The recipe as nested plain values, with its hash as `recipe_hash`."""
 PlainValue = str | int | float | bool | None
 _MAX_PARAMS: Final = 100
 """MLflow's limit per request (https://mlflow.org/docs/latest/api_reference/rest-api.html#log-batch)."""
@@ -70,11 +71,6 @@ def eval_metrics(record: EvalRecord) -> dict[str, float]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def run_config(recipe: Recipe, plan: Plan) -> dict[str, Any]:
-    """Return the recipe as nested plain values, with its hash and the world size."""
-    return {**recipe.to_dict(), "recipe_hash": recipe.hash, "world_size": plan.world_size}
-
-
 def flatten_result(result: RunResult) -> dict[str, PlainValue]:
     """Return the result as flat plain values, `throughput.images_per_s` and so on. Lists become JSON text."""
     return dict(flatten(result.model_dump(mode="json")))
@@ -101,15 +97,15 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 class TensorBoardSink(LogSink):
     """Event files for TensorBoard."""
 
-    def __init__(self, rundir: RunDir, recipe: Recipe, resume_step: int) -> None:
+    def __init__(self, rundir: RunDir, config: RunConfig, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._recipe = recipe
+        self._config = config
         self._writer = SummaryWriter(str(rundir.tensorboard), purge_step=resume_step + 1)
 
     def started(self, plan: Plan, step: int) -> None:
         """Write the configuration as an indented Markdown code block."""
-        text = to_yaml_text(run_config(self._recipe, plan))
+        text = to_yaml_text({**self._config, "world_size": plan.world_size})
         self._writer.add_text("recipe", "".join(f"    {line}" for line in text.splitlines(keepends=True)), step)
 
     def step(self, record: StepRecord) -> None:
@@ -161,10 +157,10 @@ class TrackerRun:
 class TrackioSink(LogSink):
     """A trackio run. trackio identifies runs by name, so the name ends with an ID."""
 
-    def __init__(self, section: Trackio, rundir: RunDir, recipe: Recipe) -> None:
+    def __init__(self, section: Trackio, rundir: RunDir, config: RunConfig) -> None:
         self._trackio = importlib.import_module("trackio")
         self._section = section
-        self._recipe = recipe
+        self._config = config
         self._tracker_run = TrackerRun(rundir, section.name)
         self._run: Any = None
 
@@ -176,7 +172,7 @@ class TrackioSink(LogSink):
             project=self._section.project,
             name=name,
             resume="allow",
-            config=run_config(self._recipe, plan),
+            config={**self._config, "world_size": plan.world_size},
             embed=False,
             auto_log_gpu=False,  # `measure.telemetry` does
             auto_log_cpu=False,
@@ -215,12 +211,12 @@ class MlflowSink(LogSink):
     Its parameters are the recipe at the first start; MLflow does not allow changes.
     """
 
-    def __init__(self, section: Mlflow, rundir: RunDir, recipe: Recipe) -> None:
+    def __init__(self, section: Mlflow, rundir: RunDir, config: RunConfig) -> None:
         self._mlflow = importlib.import_module("mlflow")
         self._entities = importlib.import_module("mlflow.entities")
         self._section = section
         self._rundir = rundir
-        self._recipe = recipe
+        self._config = config
         self._tracker_run = TrackerRun(rundir, section.name)
         self._client: Any = None
         self._status = "FAILED"
@@ -233,7 +229,7 @@ class MlflowSink(LogSink):
             return
         run = self._client.create_run(self._experiment_id(), run_name=self._tracker_run.title)
         self._tracker_run.create(run.info.run_id)
-        named = iter(flatten(run_config(self._recipe, plan)))
+        named = iter(flatten({**self._config, "world_size": plan.world_size}))
         while params := [self._entities.Param(name, str(value)) for name, value in islice(named, _MAX_PARAMS)]:
             self._client.log_batch(self._tracker_run.id, params=params)
 
@@ -288,11 +284,11 @@ def _create_client(mlflow: Any, rundir: RunDir) -> Any:
 class WandbSink(LogSink):
     """A W&B run with W&B's own steps. The exit code is 0 for a finished run, else 1."""
 
-    def __init__(self, section: Wandb, rundir: RunDir, recipe: Recipe) -> None:
+    def __init__(self, section: Wandb, rundir: RunDir, config: RunConfig) -> None:
         self._wandb = importlib.import_module("wandb")
         self._section = section
         self._rundir = rundir
-        self._recipe = recipe
+        self._config = config
         self._tracker_run = TrackerRun(rundir, section.name)
         self._run: Any = None
         self._exit_code = 1
@@ -320,7 +316,7 @@ class WandbSink(LogSink):
             id=run_id,
             resume=None if mode == "offline" else "allow",
             dir=str(self._rundir.path),
-            config=run_config(self._recipe, plan),
+            config={**self._config, "world_size": plan.world_size},
             mode=mode,
             reinit="create_new",  # do not end a run that other code has in this process
             settings=settings,

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from paceline.training.logging.base import to_eval_row
-from paceline.training.logging.trackers import eval_metrics, flatten_result, result_metrics, run_config, step_metrics
+from paceline.training.logging.trackers import eval_metrics, flatten_result, result_metrics, step_metrics
 
 
 def test_a_step_has_all_that_its_line_has(step) -> None:
@@ -33,13 +33,6 @@ def test_what_was_not_measured_is_left_out(step, evaluation) -> None:
     bare = record.report.model_copy(update={"ema": None, "train": None})
     object.__setattr__(record, "report", bare)
     assert not [name for name in eval_metrics(record) if name.startswith(("ema/", "train_eval/", "gap"))]
-
-
-def test_the_configuration_is_the_recipe_and_how_many_ranks_there_are(recipe, plan) -> None:
-    values = run_config(recipe(), plan)
-    assert values.pop("world_size") == 2
-    assert values.pop("recipe_hash") == recipe().hash
-    assert values == recipe().to_dict()
 
 
 def test_a_result_is_flat_and_its_numbers_are_curves_of_one_point(result) -> None:

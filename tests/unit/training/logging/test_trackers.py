@@ -8,11 +8,15 @@ import pytest
 
 from paceline.core.run_dir import RunDir
 from paceline.training.logging.build import build_sinks, build_tracker
-from paceline.training.logging.trackers import TrackerRun, resolve_wandb_mode, run_config
+from paceline.training.logging.trackers import TrackerRun, resolve_wandb_mode
 
 STEPS, EVALUATIONS = list(range(2, 21, 2)), list(range(4, 21, 4))
 SENT, EVALUATIONS_SENT = [*range(2, 15, 2), *range(12, 21, 2)], [4, 8, 12, 12, 16, 20]
 """Steps after the checkpoint are sent again by the process that resumes there."""
+
+
+def config_of(recipe) -> dict[str, object]:
+    return {**recipe.to_dict(), "recipe_hash": recipe.hash}
 
 
 class Run:
@@ -76,7 +80,7 @@ def test_wandb_goes_on_in_one_run_and_has_everything(tmp_path, recipe, plan, att
     assert (run.ends, run.num_preempted) == ([1, 0], 1)
     words = wandb.asked[0]
     assert (words["project"], words["entity"], words["dir"]) == ("p", "e", str(tmp_path))
-    assert words["config"] == run_config(asked, plan)
+    assert words["config"] == {**config_of(asked), "world_size": plan.world_size}
     assert (words["resume"], words["mode"]) == ("allow", "online")
     settings = words["settings"]
     assert (settings.console, settings.finish_timeout) == ("off", 10.0)
@@ -171,7 +175,7 @@ def test_trackio_goes_on_in_one_run_and_leaves_standard_output_alone(
     assert project == "paceline" and name == f"{tmp_path.name}-{TrackerRun(RunDir(tmp_path), 'trackio').id}"
     assert (run.steps_of("train/loss"), run.steps_of("val/top1")) == (SENT, EVALUATIONS_SENT)
     assert run.steps_of("result/throughput.images_per_s") == [20]
-    assert trackio.config == run_config(asked, plan)
+    assert trackio.config == {**config_of(asked), "world_size": plan.world_size}
     out, err = capsys.readouterr()
     assert out == "" and err.split() == ["created", "finished"] * 2
 
@@ -254,7 +258,7 @@ def test_mlflow_goes_on_in_one_run_and_has_everything(tmp_path, recipe, attempts
 
 
 def test_mlflow_with_files_reports_nothing_over_the_network(tmp_path, recipe, plan, mlflow) -> None:
-    tracker = build_tracker(recipe("log.sinks=[mlflow]").log.sinks[0], "", RunDir(tmp_path), recipe())
+    tracker = build_tracker(recipe("log.sinks=[mlflow]").log.sinks[0], "", RunDir(tmp_path), config_of(recipe()))
     tracker.started(plan, 0)
     assert mlflow.variables.MLFLOW_ALLOW_FILE_STORE.value is True
     assert mlflow.reports is False
@@ -262,7 +266,7 @@ def test_mlflow_with_files_reports_nothing_over_the_network(tmp_path, recipe, pl
 
 def test_mlflow_goes_where_its_variable_says(tmp_path, recipe, plan, mlflow) -> None:
     mlflow.is_tracking_uri_set = lambda: True
-    tracker = build_tracker(recipe("log.sinks=[mlflow]").log.sinks[0], "", RunDir(tmp_path), recipe())
+    tracker = build_tracker(recipe("log.sinks=[mlflow]").log.sinks[0], "", RunDir(tmp_path), config_of(recipe()))
     tracker.started(plan, 0)
     assert list(mlflow.MlflowClient.stores) == ["http://server"]
     assert mlflow.variables.MLFLOW_ALLOW_FILE_STORE.value is None
