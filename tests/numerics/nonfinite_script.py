@@ -16,7 +16,7 @@ from paceline.parallel.build import build_strategy
 from paceline.recipe.schema.train import Parallel, Train
 from paceline.training.loss import CrossEntropy
 from paceline.training.lr_schedule import LrSchedule, LrWarmup
-from paceline.training.metrics_logger import MetricsLogger, NoBatchAccuracy
+from paceline.training.metrics_logger import MetricsLogger
 from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedBuffers, build_nonfinite_guard
 from paceline.training.precision import DynamicLossScaler, Precision
 from paceline.training.state import TrainState
@@ -85,7 +85,7 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
     )
     state, message, sink = TrainState(), "", Losses()
     plan: Any = SimpleNamespace(log_every=1, total_steps=STEPS, batch_size=16, steps_per_epoch=STEPS)
-    journal = MetricsLogger(plan, strategy, schedule, sink, sink, RunTimer(0.0, lambda: 0.0), NoBatchAccuracy(), state)
+    journal = MetricsLogger(plan, strategy, schedule, sink, sink, RunTimer(0.0, lambda: 0.0), None, state)
     images, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(rank)), torch.arange(8) % 3
     for step in range(STEPS):
         is_bad = rank == BAD_RANK and step == BAD_STEP

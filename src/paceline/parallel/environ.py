@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,7 +154,7 @@ def _from_slurm(environ: Mapping[str, str]) -> World:
         world_size=world_size,
         local_rank=_int_variable(environ, "SLURM_LOCALID", 0),
         local_world_size=_tasks_on_this_node(environ),
-        master_addr=environ.get("MASTER_ADDR") or next(_hosts(environ.get("SLURM_STEP_NODELIST", "127.0.0.1"))),
+        master_addr=environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
         master_port=_int_variable(environ, "MASTER_PORT", _slurm_port(environ)),
         launcher="slurm",
         attempt=_int_variable(environ, "SLURM_RESTART_COUNT", 0),
@@ -167,31 +167,13 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
     return _SLURM_PORTS[steps % len(_SLURM_PORTS)]
 
 
-def expand_hosts(nodelist: str) -> list[str]:
-    """Return the hosts of a Slurm node list, in order: `n[01-03,7],login` -> n01, n02, n03, n7, login."""
-    return list(_hosts(nodelist))
-
-
-def _hosts(nodelist: str) -> Iterator[str]:
-    items = re.findall(r"[^,\[]+(?:\[[^\]]*\][^,\[]*)*", nodelist)
-    if not items:
+def first_host(nodelist: str) -> str:
+    """Return the first host of a Slurm node list: `n[01-03,7],login` -> n01."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
+    host = re.sub(r"\[([0-9]{1,6})(?:[-,][0-9]{1,6})*\]", r"\1", first[0]) if first else ""
+    if not host or "[" in host:
         raise WorldError(f"SLURM_STEP_NODELIST: {nodelist!r} names no host (start with srun)")
-    for item in items:
-        yield from _expand_item(item)
-
-
-def _expand_item(item: str) -> Iterator[str]:
-    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", item)
-    if match is None:
-        yield item
-        return
-    before, ranges, after = match.groups()
-    for each in ranges.split(","):
-        first, _, last = each.partition("-")
-        if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", each):
-            raise WorldError(f"SLURM_STEP_NODELIST: {each!r} of {item!r} is not a range of hosts (start with srun)")
-        for number in range(int(first), int(last or first) + 1):
-            yield from _expand_item(f"{before}{number:0{len(first)}d}{after}")
+    return host
 
 
 def _tasks_on_this_node(environ: Mapping[str, str]) -> int:

@@ -37,7 +37,7 @@ from paceline.training.logging.base import build_sample_trace
 from paceline.training.loss import CrossEntropy, build_loss
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.measurements import RunMeter
-from paceline.training.metrics_logger import MetricsLogger, build_batch_accuracy
+from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedBuffers, build_nonfinite_guard
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
@@ -197,7 +197,7 @@ def build_trainer(
     recipe, plan, world = context.recipe, context.plan, context.world
     training_state, state, clock = prepared.training_state, prepared.state, meter.clock
     precision, strategy, schedule = training_state.precision, training_state.strategy, training_state.schedule
-    accuracy = build_batch_accuracy(recipe.train.accuracy, plan.num_classes, context.device)
+    accuracy = BatchAccuracy(plan.num_classes, context.device) if recipe.train.accuracy == "on" else None
     trace = build_sample_trace(recipe.log, process.rundir, world.rank, state.step)
     if trace:
         context.exit_stack.callback(trace.close)

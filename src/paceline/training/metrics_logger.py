@@ -3,7 +3,6 @@
 import math
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,44 +17,25 @@ from paceline.training.lr_schedule import LrSchedule
 from paceline.training.state import CorrectCounts, StepInterval, TrainingSinceEval, TrainState
 
 
-class BatchAccuracy(Protocol):
-    """Count the correctly classified images of this rank's training batches."""
+class BatchAccuracy:
+    """Count the correctly classified images of this rank's training batches, on `device`.
 
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        """Count a batch of logits float [N, C] and `targets`: classes int64 [N], or probabilities float [N, C]."""
-        ...
-
-    def pop_counts(self) -> Tensor | None:
-        """Return how often the target ranked first, second, ..., int64 [min(5, C)], and reset; None if off."""
-        ...
-
-
-class NoBatchAccuracy:
-    """Count nothing."""
-
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        """Do nothing."""
-
-    def pop_counts(self) -> None:
-        """Return None."""
-
-
-class DeviceBatchAccuracy:
-    """Count on `device`. The target of a mixed image is the class with the largest share, as in torchvision."""
+    The target of a mixed image is the class with the largest share, as in torchvision.
+    """
 
     def __init__(self, num_classes: int, device: torch.device) -> None:
         # Updated in place, so that a captured step counts too.
         self._counts = torch.zeros(min(5, num_classes), dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, targets: Tensor) -> None:
-        """Count a batch."""
+        """Count a batch of logits float [N, C] and `targets`: classes int64 [N], or probabilities float [N, C]."""
         with torch.no_grad():
             labels = targets.argmax(dim=1) if targets.is_floating_point() else targets
             best = logits.topk(len(self._counts), dim=1).indices
             self._counts.add_((best == labels[:, None]).sum(dim=0))
 
     def pop_counts(self) -> Tensor:
-        """Return the counts, int64 [min(5, C)], and reset them."""
+        """Return how often the target ranked first, second, ..., int64 [min(5, C)], and reset."""
         counts = self._counts.clone()
         self._counts.zero_()
         return counts
@@ -65,11 +45,6 @@ def to_correct_counts(counts: Tensor, images: int) -> CorrectCounts:
     """Return top-1 and top-5 counts from counts by rank of the target. Waits for the device."""
     by_rank = counts.tolist()
     return CorrectCounts(images, by_rank[0], sum(by_rank))
-
-
-def build_batch_accuracy(switch: str, num_classes: int, device: torch.device) -> BatchAccuracy:
-    """Return the counter of `train.accuracy`."""
-    return DeviceBatchAccuracy(num_classes, device) if switch == "on" else NoBatchAccuracy()
 
 
 class MetricsLogger:
@@ -86,7 +61,7 @@ class MetricsLogger:
         sink: LogSink,
         trace: SampleTrace | None,
         timer: RunTimer,
-        accuracy: BatchAccuracy,
+        accuracy: BatchAccuracy | None,
         state: TrainState,
     ) -> None:
         self._interval = StepInterval(plan.log_every, plan.total_steps)
@@ -175,9 +150,10 @@ class MetricsLogger:
 
     def _add_accuracy(self) -> None:
         """Add the device's counts over all ranks. Collective."""
-        counts = self._accuracy.pop_counts()
-        if counts is not None:
-            counted = to_correct_counts(self._strategy.sum(counts), self._batches * self._batch_size)
+        if self._accuracy:
+            counted = to_correct_counts(
+                self._strategy.sum(self._accuracy.pop_counts()), self._batches * self._batch_size
+            )
             self._since_log = self._since_log.plus(counted)
             self._since_eval = replace(self._since_eval, correct=self._since_eval.correct.plus(counted))
         self._batches = 0

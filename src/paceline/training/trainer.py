@@ -15,7 +15,6 @@ from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy
-from paceline.training.checkpoint import FinalSave
 from paceline.training.coordinator import StepCoordinator, StepDecision
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import ModelEvaluator
@@ -99,7 +98,7 @@ class EagerStep:
     update: OptimizerUpdate
     clock: Clock
     accumulate: int
-    accuracy: BatchAccuracy
+    accuracy: BatchAccuracy | None
 
     def __call__(self, batch: Batch, state: TrainState) -> Tensor:
         """Run a step with seeded generators; return this rank's mean loss [] on the device."""
@@ -123,7 +122,8 @@ class EagerStep:
                         logits = self.replica(images)
                     with clock.stage("loss"):
                         loss = self.criterion(logits, targets) / self.accumulate
-                        self.accuracy.add(logits, targets)
+                        if self.accuracy:
+                            self.accuracy.add(logits, targets)
                 with clock.stage("backward"):
                     self.precision.backward(loss)
             losses.append(loss.detach())
@@ -184,7 +184,7 @@ class Trainer:
             if not self.evaluate(state):
                 return "preempted"  # the checkpoint is still valid
             if self.saves_at_end and self.is_at_end(state):
-                self.save_checkpoint(state, "ended")
+                self.save_checkpoint(state)
         interrupted = False
         last_step = state.step if self.has_reached_target(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
@@ -197,7 +197,7 @@ class Trainer:
             interrupted = decision.stop or (self.eval_every.is_due(state.step) and not self.evaluate_after_step(state))
             finished = interrupted or self.is_at_end(state)
             if self.should_save(state, decision, interrupted=interrupted, finished=finished):
-                self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
+                self.save_checkpoint(state)
             if finished:
                 break
         self.guard.sync()
@@ -225,14 +225,14 @@ class Trainer:
         is_due = self.save_every.is_due(state.step) or decision.save
         return is_due or interrupted or (finished and self.saves_at_end)
 
-    def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
-        """Save a checkpoint; `final` marks the final one of this process."""
+    def save_checkpoint(self, state: TrainState) -> None:
+        """Save a checkpoint."""
         with self.clock.paused("checkpoint"):
             self.guard.sync()  # a non-finite step must end the run before its weights are saved
             self.coordinator.flush()
             with self.logger.paused():  # only now: the queued steps have finished
                 self.logger.write_to_state(state)
-                self.save_state(state, final)
+                self.save_state(state)
 
     def evaluate(self, state: TrainState) -> bool:
         """Evaluate, and update the schedule; return False if the run is preempted meanwhile."""

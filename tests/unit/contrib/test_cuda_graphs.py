@@ -36,7 +36,7 @@ from paceline.training import run
 from paceline.training.ema import build_weight_average
 from paceline.training.loss import CrossEntropy
 from paceline.training.lr_schedule import DecayShape, LrSchedule, LrWarmup, half_cosine
-from paceline.training.metrics_logger import BatchAccuracy, DeviceBatchAccuracy, NoBatchAccuracy
+from paceline.training.metrics_logger import BatchAccuracy
 from paceline.training.nonfinite import GradientProbe, ImmediateCheck
 from paceline.training.optim.build import build_optimizer, layers_for_decay, set_lr
 from paceline.training.precision import build_precision
@@ -104,7 +104,7 @@ def step_of(
         update,
         NullClock(),
         accumulate,
-        accuracy or NoBatchAccuracy(),
+        accuracy,
     )
     warn = ignore if isinstance(graphs, NeverCaptured) else pytest.fail
     return model, CudaGraphStep(plain, warn, pool=graphs)
@@ -163,7 +163,7 @@ def test_a_replayed_step_equals_the_eager_step_bitwise(overrides: tuple[str, ...
 def test_a_replayed_step_counts_what_is_classified_correctly() -> None:
     found = []
     for graphs in (NeverCaptured(), RecordedGraphs()):
-        accuracy = DeviceBatchAccuracy(4, CPU)
+        accuracy = BatchAccuracy(4, CPU)
         _, step = step_of(recipe_of("data.augment=[flip, mixup]", "optim.lr=0.5"), graphs, accuracy)
         plain: Any = step._eager_step
         num_draws = sum(each.num_draws for each in plain.transforms.augments) + plain.transforms.mix.num_draws

@@ -10,7 +10,7 @@ from paceline.parallel.environ import (
     batch_job,
     count_gpus,
     ends_with_parent,
-    expand_hosts,
+    first_host,
     is_one_node,
     rank_environ,
     world_from_environ,
@@ -174,17 +174,17 @@ def test_one_node_is_assumed_only_if_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodelist", "hosts"),
+    ("nodelist", "host"),
     [
-        ("login", ["login"]),
-        ("a,b", ["a", "b"]),
-        ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]),
-        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
-        ("nid[001-002].cluster", ["nid001.cluster", "nid002.cluster"]),
+        ("login", "login"),
+        ("a,b", "a"),
+        ("n[01-03,7],login", "n01"),
+        ("r[1-2]n[09-10]", "r1n09"),
+        ("nid[001-002].cluster", "nid001.cluster"),
     ],
 )
-def test_slurms_host_lists_expand_in_order(nodelist: str, hosts: list[str]) -> None:
-    assert expand_hosts(nodelist) == hosts
+def test_the_first_host_of_slurms_list_is_found(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
 
 
 @pytest.mark.parametrize(

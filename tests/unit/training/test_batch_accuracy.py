@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.training.metrics_logger import (
-    DeviceBatchAccuracy,
-    NoBatchAccuracy,
-    build_batch_accuracy,
+    BatchAccuracy,
     to_correct_counts,
 )
 from paceline.training.state import CorrectCounts
@@ -22,14 +20,14 @@ def reference_counts(logits: Tensor, labels: Tensor) -> CorrectCounts:
     return CorrectCounts(len(places), sum(place == 0 for place in places), sum(place < 5 for place in places))
 
 
-def counted(accuracy: DeviceBatchAccuracy, images: int) -> CorrectCounts:
+def counted(accuracy: BatchAccuracy, images: int) -> CorrectCounts:
     return to_correct_counts(accuracy.pop_counts(), images)
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 12])
 def test_batches_match_the_reference_and_a_read_resets_the_counts(num_classes: int) -> None:
     torch.manual_seed(num_classes)
-    accuracy = DeviceBatchAccuracy(num_classes, CPU)
+    accuracy = BatchAccuracy(num_classes, CPU)
     logits, labels = torch.randn(90, num_classes, requires_grad=True), torch.randint(num_classes, (90,))
     for part in range(3):
         accuracy.add(logits[part::3], labels[part::3])
@@ -44,22 +42,14 @@ def test_mixed_images_count_by_their_largest_share() -> None:
     shares = torch.rand(64, 1)
     one_hot = torch.nn.functional.one_hot
     targets = shares * one_hot(first, 7) + (1 - shares) * one_hot(second, 7)
-    accuracy = DeviceBatchAccuracy(7, CPU)
+    accuracy = BatchAccuracy(7, CPU)
     accuracy.add(logits, targets)
     assert counted(accuracy, 64) == reference_counts(logits, torch.where(shares[:, 0] > 0.5, first, second))
 
 
 def test_half_precision_logits_are_counted() -> None:
     logits, labels = torch.eye(6).bfloat16(), torch.arange(6)
-    accuracy = DeviceBatchAccuracy(6, CPU)
+    accuracy = BatchAccuracy(6, CPU)
     accuracy.add(logits, labels.roll(3))
     accuracy.add(logits, labels)
     assert counted(accuracy, 12).top1 == 6
-
-
-def test_off_counts_nothing() -> None:
-    accuracy = build_batch_accuracy("off", 3, CPU)
-    accuracy.add(torch.eye(3), torch.arange(3))
-    assert isinstance(accuracy, NoBatchAccuracy) and accuracy.pop_counts() is None
-    assert isinstance(build_batch_accuracy("on", 3, CPU), DeviceBatchAccuracy)
-    assert CorrectCounts().shares == (None, None)

@@ -19,7 +19,7 @@ from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
 from paceline.training.goodput import TimeSpent
 from paceline.training.logging.base import EvalRecord, StepRecord
-from paceline.training.metrics_logger import BatchAccuracy, DeviceBatchAccuracy, MetricsLogger, NoBatchAccuracy
+from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.state import TrainState
 
 INFO = DatasetInfo("made", "train", 64, ("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
@@ -66,7 +66,7 @@ def journal(
     schedule = SimpleNamespace(lr=lambda updates: updates + 1.0)
     ticks = iter(range(10_000))
     watch = RunTimer(state.trained_s, now or (lambda: float(next(ticks))), train_before_s=state.train_s)
-    return MetricsLogger(PLAN, SingleDevice(), schedule, sink, None, watch, accuracy or NoBatchAccuracy(), state)
+    return MetricsLogger(PLAN, SingleDevice(), schedule, sink, None, watch, accuracy, state)
 
 
 def log_steps(logger: MetricsLogger, state: TrainState, losses: Sequence[float], skipped: Sequence[int] = ()) -> None:
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_before_there_was_train_s_counts_by_the_clock() -> None:
 
 def counted_run(state: TrainState, sink: Kept, last_step: int) -> None:
     """Train on 8 images a step, `step` % 9 of which are right and one more second, evaluated every 6 steps."""
-    accuracy = DeviceBatchAccuracy(2, torch.device("cpu"))
+    accuracy = BatchAccuracy(2, torch.device("cpu"))
     logger = journal(state, sink, accuracy=accuracy)
     while state.step < last_step:
         num_right = state.step % 9

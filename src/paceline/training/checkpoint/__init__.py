@@ -18,13 +18,12 @@ from paceline.training.checkpoint.state_dict import (
     weights_sha256,
 )
 from paceline.training.checkpoint.storage import CheckpointStorage, KeepPolicy
-from paceline.training.checkpoint.writer import CheckpointWriter, FinalSave
+from paceline.training.checkpoint.writer import CheckpointWriter
 
 __all__ = [
     "FORMAT_VERSION",
     "CheckpointStorage",
     "CheckpointWriter",
-    "FinalSave",
     "KeepPolicy",
     "ShardLike",
     "Snapshot",

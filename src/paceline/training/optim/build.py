@@ -25,10 +25,20 @@ from paceline.training.optim.schedule_free import ScheduleFree
 ParamGroup = dict[str, Any]
 SplitGroups = Callable[[list[ParamGroup]], list[ParamGroup]]
 _GROUP_FIELDS = {
-    *("name", "lr_scaling", "base_batch_size"),
+    *("name", "implementation", "lr_scaling", "base_batch_size"),
     *("weight_decay", "decay_norm_and_bias", "norm_and_bias_lr", "layer_decay"),
 }
-"""Fields that the schedule and the parameter groups use."""
+"""Fields that the schedule, the parameter groups and the kernel flags use."""
+_CLASSES: Mapping[type[schema.OptimSection], Callable[..., torch.optim.Optimizer]] = {
+    schema.Sgd: torch.optim.SGD,
+    schema.Adam: torch.optim.Adam,
+    schema.AdamW: torch.optim.AdamW,
+    schema.RmsProp: partial(torch.optim.RMSprop, foreach=True),
+    schema.NovoGrad: NovoGrad,
+    schema.Lars: Lars,
+    schema.Lamb: Lamb,
+    schema.ScheduleFree: ScheduleFree,
+}
 _FUSED_DEVICES = ("cpu", "cuda")
 """Devices with fused kernels, which are fastest; on CPUs measured by benchmarks/optimizers.py."""
 
@@ -200,47 +210,15 @@ def _build_from_section(
     *,
     is_sharded: bool,
 ) -> torch.optim.Optimizer:
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    match section:
-        case schema.Sgd() | schema.Adam():
-            kernels = _kernel_flags(section, device_type, is_sharded=is_sharded)
-            return _build_torch_optimizer(section, split(parameter_groups(section, trained)), kernels)
-        case schema.Muon():
-            return _build_muon(section, parameters, split, is_sharded=is_sharded)
-        case schema.OwnOptim():
-            return _build_plugin_optimizer(section, split(parameter_groups(section, trained)))
-        case _:
-            return _build_other_optimizer(section, split(parameter_groups(section, trained)))
-
-
-def _build_torch_optimizer(
-    section: schema.Sgd | schema.Adam, groups: list[ParamGroup], kernels: dict[str, bool]
-) -> torch.optim.Optimizer:
-    match section:
-        case schema.Sgd(lr=lr, momentum=momentum, nesterov=nesterov):
-            return torch.optim.SGD(groups, lr, momentum=momentum, nesterov=nesterov, **kernels)
-        case schema.AdamW(lr=lr, betas=betas, eps=eps):
-            return torch.optim.AdamW(groups, lr, betas=betas, eps=eps, **kernels)
-        case schema.Adam(lr=lr, betas=betas, eps=eps):
-            return torch.optim.Adam(groups, lr, betas=betas, eps=eps, **kernels)
-
-
-def _build_other_optimizer(
-    section: schema.RmsProp | schema.NovoGrad | schema.Lars | schema.Lamb | schema.ScheduleFree,
-    groups: list[ParamGroup],
-) -> torch.optim.Optimizer:
+    if isinstance(section, schema.Muon):
+        return _build_muon(section, parameters, split, is_sharded=is_sharded)
+    groups = split(parameter_groups(section, [parameter for parameter in parameters if parameter.requires_grad]))
+    if isinstance(section, schema.OwnOptim):
+        return _build_plugin_optimizer(section, groups)
     options: dict[str, Any] = section.model_dump(exclude=_GROUP_FIELDS)
-    match section:
-        case schema.RmsProp():
-            return torch.optim.RMSprop(groups, foreach=True, **options)
-        case schema.NovoGrad():
-            return NovoGrad(groups, **options)
-        case schema.Lars():
-            return Lars(groups, **options)
-        case schema.Lamb():
-            return Lamb(groups, **options)
-        case schema.ScheduleFree():
-            return ScheduleFree(groups, **options)
+    if isinstance(section, schema.Sgd | schema.Adam):
+        options |= _kernel_flags(section, device_type, is_sharded=is_sharded)
+    return _CLASSES[type(section)](groups, **options)
 
 
 def _build_muon(section: schema.Muon, parameters: list[nn.Parameter], split: SplitGroups, *, is_sharded: bool) -> Muon:
