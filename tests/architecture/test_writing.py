@@ -10,7 +10,8 @@ MAY_WRITE = {
     "cli/data_bench.py": "a scratch folder of tempfile's",
     "inference/export.py": "a scratch folder of tempfile's",
     "lab/doctor/host.py": "a probe without a name",
-    "training/outputs.py": "a probe without a name, and a scratch folder of tempfile's",
+    "training/outputs.py": "a probe without a name",
+    "training/preflight.py": "a scratch folder of tempfile's",
     "measure/profiler.py": "a scratch folder of tempfile's, in which torch's profiler writes",
     "measure/chrome_trace.py": "gzip, over a file that `core.files` has opened",
 }
