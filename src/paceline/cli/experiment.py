@@ -34,7 +34,7 @@ from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 RowT = TypeVar("RowT", RungResult, ScalePoint)
-Options = LadderOptions | ScaleOptions | TuneOptions | ProfileOptions
+ExperimentOptions = LadderOptions | ScaleOptions | TuneOptions | ProfileOptions
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
 _RUN_TIMEOUT_S: Final = 1800.0
@@ -138,7 +138,7 @@ def refuse_launcher(verb: str) -> None:
 def run_experiment(
     name: str,
     request: dict[str, Any],
-    options: Options,
+    options: ExperimentOptions,
     run: Callable[[Session], Experiment],
     *,
     total: int | None = None,
@@ -174,7 +174,10 @@ def locked_experiment(
 
 
 def run_task(
-    request: dict[str, Any], options: Options, task: ArrayTask, run: Callable[[Session], Sequence[TrialOutcome]]
+    request: dict[str, Any],
+    options: ExperimentOptions,
+    task: ArrayTask,
+    run: Callable[[Session], Sequence[TrialOutcome]],
 ) -> int:
     """Run one task of an experiment in its shared folder, without a conclusion, and return 0.
 
@@ -197,7 +200,7 @@ def run_task(
 
 
 @contextlib.contextmanager
-def _session(folder: ExperimentDir, options: Options, total: int | None = None) -> Iterator[Session]:
+def _session(folder: ExperimentDir, options: ExperimentOptions, total: int | None = None) -> Iterator[Session]:
     out = progress_console(as_json=options.as_json)
     with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, total) as (on_start, print_line):
         yield Session(folder, on_start, print_line)
