@@ -15,9 +15,9 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.data.batch import Batch
 from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.loaders.device import DeviceLoader
-from paceline.data.loaders.native import build_host_buffers
+from paceline.data.loaders.native import allocate_pinned
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.transfer import SideStreamCopy
+from paceline.data.transfer import DeviceCopy
 from paceline.recipe.schema.data import Data
 
 pytestmark = [
@@ -92,10 +92,9 @@ def test_steps_of_a_data_set_on_the_gpu_do_not_synchronise(synchronising_raises)
 
 
 def test_page_locked_memory_is_not_reused_before_its_copy_ends() -> None:
-    slots = build_host_buffers(pin_memory=True)
     copies = []
     for number in range(30):
-        memory = slots.allocate((64, 3, 128, 128))
+        memory = allocate_pinned((64, 3, 128, 128))
         assert memory.is_pinned()
         memory.fill_(number)
         copies.append(memory.to("cuda", non_blocking=True))
@@ -104,7 +103,7 @@ def test_page_locked_memory_is_not_reused_before_its_copy_ends() -> None:
 
 
 def test_copies_on_a_side_stream_are_complete_while_the_gpu_computes(synchronising_raises) -> None:
-    bus, matrix = SideStreamCopy(torch.device("cuda")), torch.randn(4096, 4096, device="cuda")
+    bus, matrix = DeviceCopy(torch.device("cuda")), torch.randn(4096, 4096, device="cuda")
     batches = [torch.full((64, 3, 128, 128), number, dtype=torch.uint8).pin_memory() for number in range(20)]
     matrix = matrix @ matrix
     torch.cuda.synchronize()
@@ -122,7 +121,7 @@ def test_copies_on_a_side_stream_are_complete_while_the_gpu_computes(synchronisi
 
 
 def test_copies_are_counted_and_timed_on_their_own_stream() -> None:
-    bus = SideStreamCopy(torch.device("cuda"), timed=True)
+    bus = DeviceCopy(torch.device("cuda"), timed=True)
     batch = torch.ones(64, 3, 128, 128, dtype=torch.uint8).pin_memory()
     for _ in range(5):
         bus.send((batch, torch.zeros(64, dtype=torch.int64)))

@@ -4,11 +4,12 @@ It has not run on a GPU: the tests decode with torchvision on the CPU. `data.loa
 from the host decoder's in the last bits of the inverse DCT and of resampling.
 """
 
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +22,22 @@ from paceline.core.dataset import ArraySource, Sample, Source
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.augment.geometric import Augment
 from paceline.data.bad_images import BadImagePolicy
-from paceline.data.decode import MAX_PIXELS, decode, parse_jpeg_header, read_orientation
+from paceline.data.decode import EXIF_SIGNATURE, MAX_PIXELS, START_OF_SCAN, decode, read_orientation
 from paceline.data.loaders.reader import ImageReader, Indices, ReadSamples
 from paceline.data.resize import Resizer, to_uint8_tensor
 from paceline.data.timing import BatchTimer
 from paceline.recipe.schema.data import Data
+
+# JPEG markers: ITU-T T.81, annex B (https://www.w3.org/Graphics/JPEG/itu-t81.pdf).
+_JPEG_START: Final = b"\xff\xd8"
+# Start-of-frame markers that decoders support: baseline, extended and progressive with Huffman coding.
+_SUPPORTED_FRAMES: Final = frozenset({0xC0, 0xC1, 0xC2})
+_APP1: Final = 0xE1
+_APP14: Final = 0xEE
+_ADOBE_SIGNATURE: Final = b"Adobe"
+# Offset of the color transform in Adobe's segment; 0: stored without one (ITU-T T.872, 6.5.3,
+# https://www.itu.int/rec/T-REC-T.872).
+_ADOBE_TRANSFORM_OFFSET: Final = 11
 
 
 @dataclass(frozen=True)
@@ -203,3 +215,43 @@ def build_jpeg_decoder(device: torch.device, channels: int) -> TorchvisionDecode
             f"data.loader: nvjpeg: torchvision cannot decode on this device: {reason} (set data.loader=auto)"
         ) from None
     return decoder
+
+
+class JpegHeader(NamedTuple):
+    """Header of a JPEG file: height and width in pixels as stored, not upright."""
+
+    height: int
+    width: int
+    components: int  # color components
+    exif: bytes  # b"" without an EXIF block
+    is_rgb: bool = False  # the colors may be RGB, not YCbCr
+
+
+def parse_jpeg_header(data: bytes) -> JpegHeader | None:
+    """Parse a JPEG header; return None if it is damaged, or `data` is not a JPEG with 8 bits per sample."""
+    if not data.startswith(_JPEG_START):
+        return None
+    offset, exif, is_rgb = len(_JPEG_START), b"", False
+    try:
+        while data[offset] == 0xFF:
+            marker = data[offset + 1]
+            if marker == 0xFF:  # fill bytes may precede a marker
+                offset += 1
+                continue
+            if marker == START_OF_SCAN:
+                return None
+            (length,) = struct.unpack_from(">H", data, offset + 2)
+            body = data[offset + 4 : offset + 2 + length]
+            if marker in _SUPPORTED_FRAMES:
+                bits, height, width, components = struct.unpack_from(">BHHB", body)
+                is_rgb |= body[6:15:3] == b"RGB"  # the ids of the components
+                return JpegHeader(height, width, components, exif, is_rgb and components == 3) if bits == 8 else None
+            if marker == _APP1 and body.startswith(EXIF_SIGNATURE) and not exif:
+                exif = body
+            is_rgb |= (
+                marker == _APP14 and body.startswith(_ADOBE_SIGNATURE) and body[_ADOBE_TRANSFORM_OFFSET:][:1] == b"\0"
+            )
+            offset += 2 + length
+    except (IndexError, struct.error):  # the header is truncated
+        pass
+    return None

@@ -1,4 +1,4 @@
-# What csrc/module*.c offer to Python; the words are at `paceline.data.native`.
+# What csrc/module*.c offer to Python; `paceline.data.native.NativeExtension` describes the functions.
 from collections.abc import Sequence
 from typing import final
 
@@ -8,36 +8,59 @@ VERSION: int
 
 @final
 class Task:
+    """A submitted batch. Deleting it cancels queued images, and waits up to two seconds for those in progress.
+
+    The output memory of an image that hangs is never freed.
+    """
+
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Seconds spent so far, summed over threads."""
+
     @property
-    def done(self) -> bool: ...
-    def wait(self, timeout_s: float, /) -> bool: ...
+    def done(self) -> bool:
+        """Whether all images are done. Raise ValueError if the pool was closed before."""
+
+    def wait(self, timeout_s: float, /) -> bool:
+        """Wait up to `timeout_s` seconds, and return `done`."""
 
 @final
 class Pool:
+    """Native threads that process images in order of submission. Not usable in a forked child."""
+
     def __init__(self, threads: int) -> None: ...
     @property
-    def scratch_bytes(self) -> int: ...
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory that the threads keep between images."""
+
     def submit(
         self,
         shards: Sequence[Buffer],
-        shard_of: Buffer,
-        offsets: Buffer,
-        lengths: Buffer,
-        boxes: Buffer,
-        flips: Buffer,
+        shard_of: Buffer,  # int32 [N]: number of the shard
+        offsets: Buffer,  # uint64 [N], in bytes
+        lengths: Buffer,  # uint64 [N], in bytes; 0: `out` and `status` are not touched
+        boxes: Buffer,  # float64 [N, 4], each a `CropBox`
+        flips: Buffer,  # uint8 or bool [N]
         inside: bool,
         size: int,
         channels: int,
-        out: Buffer,
-        status: Buffer,
+        out: Buffer,  # uint8 [N, channels, size, size]
+        status: Buffer,  # int32 [N]: 0 for a decoded image, else a code for `reason`
         stage: int = 0,
-    ) -> Task: ...
-    def close(self) -> None: ...
+    ) -> Task:
+        """Queue a batch of N crops, and prefetch its bytes from disk. Other arguments are as in `decode_crop_into`.
+
+        Everything is copied except the shards, `out` and `status`. Raise TypeError or ValueError for memory of another
+        type or size, an image outside its shard, or a closed pool.
+        """
+
+    def close(self) -> None:
+        """Cancel queued images, and join the threads; one that hangs is abandoned after two seconds."""
 
 @final
 class Mapped:
+    """A mapped file as a buffer; the mapping lives as long as a reference to it."""
+
     def __init__(
         self, descriptor: int, num_bytes: int, name: bytes, offset: int = 0, is_private: bool = False
     ) -> None: ...

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from paceline.core.errors import DataError
 from paceline.core.units import count
@@ -34,34 +34,26 @@ class BadImage:
         return cls(index, name, error.reason if isinstance(error, ImageError) else str(error))
 
 
-class BadImagePolicy(Protocol):
-    """Choose the sample to read in place of an unreadable one."""
-
-    def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
-        """Return the index of a replacement, or None to drop the sample; raise to end the run.
-
-        `bad` holds the unreadable samples of the batch so far, this one included.
-        """
-        ...
-
-
-class FailOnBadImage:
-    """End the run at the first bad image."""
-
-    def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
-        """Raise `error`."""
-        raise error
-
-
 @dataclass(frozen=True)
-class SubstituteNext:
-    """Replace a bad image with the next sample; raise `DataError` above `limit` bad images per batch."""
+class BadImagePolicy:
+    """Choose the sample to read in place of an unreadable one: `fail` ends the run, `drop` leaves it out.
 
-    limit: int
+    `substitute` reads the next one, up to `limit` bad images per batch.
+    """
+
+    action: Literal["fail", "substitute", "drop"]
+    limit: int = 0
 
     # The replacement depends on the data alone: it is the same for any number of ranks and workers, and after a resume.
     def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
-        """Return the next index of the split, wrapping around."""
+        """Return the index of a replacement, or None to drop the sample. Raise `DataError` to end the run.
+
+        `bad` holds the unreadable samples of the batch so far, this one included.
+        """
+        if self.action == "fail":
+            raise error
+        if self.action == "drop":
+            return None
         if len(bad) > self.limit or len(bad) == num_images:
             unreadable = (
                 f"all {num_images:,} images" if len(bad) == num_images else f"{count(len(bad), 'image')} of a batch"
@@ -73,20 +65,9 @@ class SubstituteNext:
         return (index + 1) % num_images
 
 
-class SkipBadImage:
-    """Drop bad images from the batch."""
-
-    def __call__(self, index: int, num_images: int, bad: Mapping[int, BadImage], error: DataError) -> int | None:
-        """Return None."""
-        return None
-
-
 def build_bad_image_policy(data: Data, purpose: Literal["train", "eval"]) -> BadImagePolicy:
     """Build the policy of `data.on_bad_image`."""
+    if data.on_bad_image == "fail":
+        return BadImagePolicy("fail")
     # Training needs full batches; in an evaluation a substitute would count twice.
-    match data.on_bad_image, purpose:
-        case "fail", _:
-            return FailOnBadImage()
-        case _, "train":
-            return SubstituteNext(data.max_bad_images)
-    return SkipBadImage()
+    return BadImagePolicy("substitute", data.max_bad_images) if purpose == "train" else BadImagePolicy("drop")

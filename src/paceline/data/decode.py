@@ -1,4 +1,4 @@
-"""Decode image files to 8-bit pixels with Pillow, and parse image headers without decoding. Torch-free.
+"""Decode image files to 8-bit pixels with Pillow, and read image headers without decoding. Torch-free.
 
 EXIF orientations 1 to 8 are applied. Alpha is dropped, not blended. Only the first frame of an animation is read.
 16-bit gray is scaled to 8 bits; Pillow alone would clip it. Color profiles are not applied.
@@ -34,22 +34,13 @@ MAX_SCANS = 100
 _STRIP_PIXELS = 1 << 20
 
 # JPEG markers: ITU-T T.81, annex B (https://www.w3.org/Graphics/JPEG/itu-t81.pdf).
-_JPEG_START: Final = b"\xff\xd8"
 # Any marker but those inside of a scan (stuffing, fill, RST).
 _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
-_START_OF_SCAN: Final = 0xDA
+START_OF_SCAN: Final = 0xDA
 _END_OF_IMAGE: Final = 0xD9
 # Markers without a length field: TEM and SOI.
 _MARKERS_WITHOUT_LENGTH = {0x01, 0xD8}
-# Start-of-frame markers that decoders support: baseline, extended and progressive with Huffman coding.
-_SUPPORTED_FRAMES: Final = frozenset({0xC0, 0xC1, 0xC2})
-_APP1: Final = 0xE1
-_EXIF_SIGNATURE: Final = b"Exif\0\0"
-_APP14: Final = 0xEE
-_ADOBE_SIGNATURE: Final = b"Adobe"
-# Offset of the color transform in Adobe's segment; 0: stored without one (ITU-T T.872, 6.5.3,
-# https://www.itu.int/rec/T-REC-T.872).
-_ADOBE_TRANSFORM_OFFSET: Final = 11
+EXIF_SIGNATURE: Final = b"Exif\0\0"
 
 
 class _FileFormat(NamedTuple):
@@ -63,7 +54,7 @@ class _FileFormat(NamedTuple):
 # The plug-ins are called directly, not through Image.open: the pixel limit is then not Pillow's process-wide one,
 # and a data set cannot reach Pillow's forty other formats, which are less used and less tested.
 _FORMATS = (
-    _FileFormat(re.compile(rb"\xff\xd8\xff"), JpegImageFile, _EXIF_SIGNATURE),
+    _FileFormat(re.compile(rb"\xff\xd8\xff"), JpegImageFile, EXIF_SIGNATURE),
     _FileFormat(re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),
     _FileFormat(re.compile(rb"RIFF.{4}WEBP", re.DOTALL), WebPImageFile, None),
     _FileFormat(re.compile(rb"BM"), BmpImageFile, None),
@@ -152,7 +143,7 @@ def _has_more_scans(data: bytes, limit: int) -> bool:
         marker, offset = data[match.end() - 1], match.end()
         if marker == _END_OF_IMAGE:  # what follows, such as the video of a motion photo, is not decoded
             break
-        num_scans += marker == _START_OF_SCAN
+        num_scans += marker == START_OF_SCAN
         if num_scans > limit:
             return True
         if marker not in _MARKERS_WITHOUT_LENGTH:  # skip the segment: it may hold a thumbnail with scans of its own
@@ -204,7 +195,7 @@ def _scale_16_bit(image: Image.Image) -> Image.Image:
 def read_orientation(exif: bytes) -> int:
     """Return the orientation (tag 0x0112) of an EXIF block, or 1 if it is absent or invalid."""
     # Pillow's own reader parses every tag, and warns or raises about broken ones that do not matter here.
-    tiff = exif.removeprefix(_EXIF_SIGNATURE)
+    tiff = exif.removeprefix(EXIF_SIGNATURE)
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
         return 1
@@ -218,43 +209,3 @@ def read_orientation(exif: bytes) -> int:
     except struct.error:
         pass
     return 1
-
-
-class JpegHeader(NamedTuple):
-    """Header of a JPEG file: height and width in pixels as stored, not upright."""
-
-    height: int
-    width: int
-    components: int  # color components
-    exif: bytes  # b"" without an EXIF block
-    is_rgb: bool = False  # the colors may be RGB, not YCbCr
-
-
-def parse_jpeg_header(data: bytes) -> JpegHeader | None:
-    """Parse a JPEG header; return None if it is damaged, or `data` is not a JPEG with 8 bits per sample."""
-    if not data.startswith(_JPEG_START):
-        return None
-    offset, exif, is_rgb = len(_JPEG_START), b"", False
-    try:
-        while data[offset] == 0xFF:
-            marker = data[offset + 1]
-            if marker == 0xFF:  # fill bytes may precede a marker
-                offset += 1
-                continue
-            if marker == _START_OF_SCAN:
-                return None
-            (length,) = struct.unpack_from(">H", data, offset + 2)
-            body = data[offset + 4 : offset + 2 + length]
-            if marker in _SUPPORTED_FRAMES:
-                bits, height, width, components = struct.unpack_from(">BHHB", body)
-                is_rgb |= body[6:15:3] == b"RGB"  # the ids of the components
-                return JpegHeader(height, width, components, exif, is_rgb and components == 3) if bits == 8 else None
-            if marker == _APP1 and body.startswith(_EXIF_SIGNATURE) and not exif:
-                exif = body
-            is_rgb |= (
-                marker == _APP14 and body.startswith(_ADOBE_SIGNATURE) and body[_ADOBE_TRANSFORM_OFFSET:][:1] == b"\0"
-            )
-            offset += 2 + length
-    except (IndexError, struct.error):  # the header is truncated
-        pass
-    return None

@@ -1,10 +1,12 @@
 """Typed interface of the native extension (csrc/)."""
 
-from collections.abc import Sequence
 from mmap import mmap
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from paceline.data._native import Mapped, Pool
 
 # Version of the interface below; an extension with another version is not used.
 VERSION: Final = 2
@@ -24,80 +26,18 @@ Buffer = bytes | bytearray | memoryview | mmap | NDArray[Any]
 CropBox = tuple[float, float, float, float]
 
 
-class DecodeTask(Protocol):
-    """A submitted batch. Deleting it cancels queued images, and waits up to two seconds for those in progress.
-
-    The output memory of an image that hangs is never freed.
-    """
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent so far, summed over threads."""
-        ...
-
-    @property
-    def done(self) -> bool:
-        """Whether all images are done. Raise ValueError if the pool was closed before."""
-        ...
-
-    def wait(self, timeout_s: float, /) -> bool:
-        """Wait up to `timeout_s` seconds, and return `done`."""
-        ...
-
-
-class Pool(Protocol):
-    """Native threads that process images in order of submission. Not usable in a forked child."""
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of scratch memory that the threads keep between images."""
-        ...
-
-    def submit(
-        self,
-        shards: Sequence[Buffer],
-        shard_of: Buffer,  # int32 [N]: number of the shard
-        offsets: Buffer,  # uint64 [N], in bytes
-        lengths: Buffer,  # uint64 [N], in bytes; 0: `out` and `status` are not touched
-        boxes: Buffer,  # float64 [N, 4], each a `CropBox`
-        flips: Buffer,  # uint8 or bool [N]
-        inside: bool,
-        size: int,
-        channels: int,
-        out: Buffer,  # uint8 [N, channels, size, size]
-        status: Buffer,  # int32 [N]: 0 for a decoded image, else a code for `reason`
-        stage: int = 0,
-    ) -> DecodeTask:
-        """Queue a batch of N crops, and prefetch its bytes from disk. Other arguments are as in `decode_crop_into`.
-
-        Everything is copied except the shards, `out` and `status`. Raise TypeError or ValueError for memory of another
-        type or size, an image outside its shard, or a closed pool.
-        """
-        ...
-
-    def close(self) -> None:
-        """Cancel queued images, and join the threads; one that hangs is abandoned after two seconds."""
-        ...
-
-
-class Mapped(Protocol):
-    """A mapped file as a buffer; the mapping lives as long as a reference to it."""
-
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
-
 class NativeExtension(Protocol):
     """Functions of the extension. Invalid arguments raise TypeError or ValueError, damaged records ValueError."""
 
     VERSION: int
 
-    def Pool(self, threads: int) -> Pool:  # noqa: N802
+    def Pool(self, threads: int) -> "Pool":  # noqa: N802
         """Start `threads` threads, 1 to 1024."""
         ...
 
     def Mapped(  # noqa: N802
         self, descriptor: int, num_bytes: int, name: bytes, offset: int = 0, is_private: bool = False
-    ) -> Mapped:
+    ) -> "Mapped":
         """Map a file that may be truncated while in use: zeros are read, and `cut_file` returns `name`.
 
         `offset` is a multiple of the page size. With `is_private`, writes do not change the file.

@@ -19,7 +19,7 @@ _SUBSET_SEED = 2**63
 
 # From a global step to the height and width of its images in pixels, such as `Plan.train_size`.
 ImageSizeAtStep = Callable[[int], int]
-# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `Mixer.prepare`.
+# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `PairMixer.prepare`.
 PrepareMixDraws = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
@@ -161,7 +161,7 @@ class TrainBatchSchedule:
     size_at_step: ImageSizeAtStep
     is_alternating: Sequence[bool]  # one entry per draw
     num_mix_draws: int  # the last ones, which `prepare` converts
-    prepare: PrepareMixDraws
+    prepare: PrepareMixDraws | None = None  # None: no mixing
     # Draw for several steps together: for small batches the fixed cost of numpy calls dominates.
     steps_per_draw: int = 1
     _drawn: dict[int, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
@@ -194,7 +194,8 @@ class TrainBatchSchedule:
         indices = np.concatenate([self.order.indices(step) for step in range(first, stop)])
         draws = draw_uniform(self.order.seed, self.order.epoch(first), indices, self.is_alternating)
         steps = np.split(draws, stop - first)
-        for step in steps if self.num_mix_draws else ():
+        for step in steps if self.prepare else ():
+            assert self.prepare is not None
             step[:, -self.num_mix_draws :] = self.prepare(step[:, -self.num_mix_draws :])
         return steps
 

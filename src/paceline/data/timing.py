@@ -1,7 +1,7 @@
 """Time how batches are made, and aggregate the timings per loader into `LoaderResult`. Torch-free."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from paceline.core.results import LoaderResult
 
@@ -43,69 +43,36 @@ class BatchTiming(NamedTuple):
         )
 
 
-class BatchTimer(Protocol):
-    """Time the stages of making a batch, one batch at a time."""
+class BatchTimer:
+    """Time the stages of making a batch by `clock`, in seconds, which is read once per call; None times nothing."""
 
-    def start(self) -> None:
-        """Start a batch; an unfinished one is discarded."""
-        ...
-
-    def end_stage(self, stage: BatchStage) -> None:
-        """Charge the time since the last call of any method to `stage`."""
-        ...
-
-    def end_read(self, num_bytes: int) -> None:
-        """Charge the time to reading `num_bytes`."""
-        ...
-
-    def finish(self, images: int, bytes_made: int) -> BatchTiming:
-        """Charge the time to collating, and return the timing."""
-        ...
-
-
-class NoBatchTimer:
-    """Time nothing."""
-
-    def start(self) -> None:
-        """Do nothing."""
-
-    def end_stage(self, stage: BatchStage) -> None:
-        """Do nothing."""
-
-    def end_read(self, num_bytes: int) -> None:
-        """Do nothing."""
-
-    def finish(self, images: int, bytes_made: int) -> BatchTiming:
-        """Return an empty timing."""
-        return BatchTiming()
-
-
-class ClockBatchTimer:
-    """Time by `clock`, in seconds, which is read once per call."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float] | None) -> None:
         self._now = clock
         self.start()
 
     def start(self) -> None:
-        """Start a batch."""
+        """Start a batch; an unfinished one is discarded."""
         self._seconds: dict[BatchStage, float] = {"read": 0.0, "decode": 0.0, "augment": 0.0, "collate": 0.0}
         self._bytes_read = 0
-        self._last_s = self._now()
+        self._last_s = self._now() if self._now else 0.0
 
     def end_stage(self, stage: BatchStage) -> None:
-        """Charge to `stage`."""
+        """Charge the time since the last call of any method to `stage`."""
+        if self._now is None:
+            return
         now_s = self._now()
         self._seconds[stage] += now_s - self._last_s
         self._last_s = now_s
 
     def end_read(self, num_bytes: int) -> None:
-        """Charge to reading."""
+        """Charge the time to reading `num_bytes`."""
         self.end_stage("read")
         self._bytes_read += num_bytes
 
     def finish(self, images: int, bytes_made: int) -> BatchTiming:
-        """Charge to collating, and return the timing."""
+        """Charge the time to collating, and return the timing, an empty one without a clock."""
+        if self._now is None:
+            return BatchTiming()
         self.end_stage("collate")
         return BatchTiming(
             images=images,
@@ -119,51 +86,10 @@ class ClockBatchTimer:
         )
 
 
-def build_batch_timer(clock: Callable[[], float] | None) -> BatchTimer:
-    """Build a timer, which does nothing if `clock` is None."""
-    return NoBatchTimer() if clock is None else ClockBatchTimer(clock)
+class LoaderStats:
+    """Aggregate the batches that a loader delivers by `clock`, which the batch timers use too; None records nothing."""
 
-
-class LoaderStats(Protocol):
-    """Aggregate the batches that a loader delivers."""
-
-    def start_workers(self, workers: int) -> None:
-        """Record that `workers` workers start, and that earlier ones have ended."""
-        ...
-
-    def request_batch(self, num_ready: int) -> None:
-        """Record that the rank requests a batch while `num_ready` are ready."""
-        ...
-
-    def deliver_batch(self, timing: BatchTiming) -> None:
-        """Record that the requested batch is delivered, and its timing."""
-        ...
-
-    def build_result(self) -> LoaderResult | None:
-        """Return the totals so far, or None if timing is off."""
-        ...
-
-
-class NoLoaderStats:
-    """Record nothing."""
-
-    def start_workers(self, workers: int) -> None:
-        """Do nothing."""
-
-    def request_batch(self, num_ready: int) -> None:
-        """Do nothing."""
-
-    def deliver_batch(self, timing: BatchTiming) -> None:
-        """Do nothing."""
-
-    def build_result(self) -> None:
-        """Return None."""
-
-
-class ClockLoaderStats:
-    """Aggregate by `clock`, in seconds, which the batch timers use too."""
-
-    def __init__(self, clock: Callable[[], float], workers: int, loader: LoaderName) -> None:
+    def __init__(self, clock: Callable[[], float] | None, workers: int, loader: LoaderName) -> None:
         self._now = clock
         self._loader = loader
         self._workers = workers
@@ -179,17 +105,23 @@ class ClockLoaderStats:
         self._alive_s = 0.0
 
     def start_workers(self, workers: int) -> None:
-        """Record a start."""
+        """Record that `workers` workers start, and that earlier ones have ended."""
+        if self._now is None:
+            return
         self._alive = workers
         self._alive_since_s = self._now()
 
     def request_batch(self, num_ready: int) -> None:
-        """Record a request."""
+        """Record that the rank requests a batch while `num_ready` are ready."""
+        if self._now is None:
+            return
         self._num_ready = num_ready
         self._requested_s = self._now()
 
     def deliver_batch(self, timing: BatchTiming) -> None:
-        """Record a delivery."""
+        """Record that the requested batch is delivered, and its timing."""
+        if self._now is None:
+            return
         now_s = self._now()
         self._work = self._work.add(timing)
         self._batches += 1
@@ -201,8 +133,10 @@ class ClockLoaderStats:
         self._alive_s += self._alive * (now_s - self._alive_since_s)
         self._alive_since_s = now_s
 
-    def build_result(self) -> LoaderResult:
-        """Return the totals."""
+    def build_result(self) -> LoaderResult | None:
+        """Return the totals so far, or None without a clock."""
+        if self._now is None:
+            return None
         work, num = self._work, max(1, self._batches)  # 1: before the first batch the means are 0
         return LoaderResult(
             loader=self._loader,
@@ -220,8 +154,3 @@ class ClockLoaderStats:
             bytes_made=work.bytes_made,
             busy=work.seconds / self._alive_s if self._alive_s > 0 else None,
         )
-
-
-def build_loader_stats(clock: Callable[[], float] | None, workers: int, loader: LoaderName) -> LoaderStats:
-    """Build the statistics of a loader, which record nothing if `clock` is None."""
-    return NoLoaderStats() if clock is None else ClockLoaderStats(clock, workers, loader)

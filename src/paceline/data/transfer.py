@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,37 +28,6 @@ class TransferStats:
     copied_bytes: int = 0  # to another device
     timed_bytes: int = 0  # 0 without timing
     timed_s: float = 0.0  # that the device took for `timed_bytes`
-
-
-class DeviceCopy(Protocol):
-    """Copy tensors to a device."""
-
-    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors on the device, without waiting for copies from page-locked memory."""
-        ...
-
-    def stats(self, skip: int) -> TransferStats:
-        """Wait for pending copies, and return the totals so far; timing leaves out the first `skip` sends."""
-        ...
-
-
-class DirectCopy:
-    """Copy on the current stream; on the CPU nothing is copied."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._sends = 0
-        self._bytes = 0
-
-    def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors on the device."""
-        self._sends += 1
-        self._bytes += sum(tensor.nbytes for tensor in tensors)
-        return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
-
-    def stats(self, skip: int) -> TransferStats:
-        """Return the totals; nothing is timed."""
-        return TransferStats(self._sends, self._bytes, 0 if self._device.type == "cpu" else self._bytes)
 
 
 @dataclass
@@ -91,23 +60,25 @@ class CopyEvents:
         return sum(each[0] for each in copies), sum(start.elapsed_time(end) / 1e3 for _, start, end in copies)
 
 
-class SideStreamCopy:
-    """Copy on a separate CUDA stream, so that the copy overlaps the previous step."""
+class DeviceCopy:
+    """Copy tensors to a device: to a GPU on a separate stream, so that the copy overlaps the previous step."""
 
     def __init__(self, device: torch.device, *, timed: bool = False) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._sends = 0
         self._bytes = 0
-        self._events = CopyEvents(partial(torch.cuda.Event, enable_timing=True)) if timed else None
+        self._events = CopyEvents(partial(torch.cuda.Event, enable_timing=True)) if timed and self._stream else None
 
     def send(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors on the device."""
+        """Return the tensors on the device, without waiting for copies from page-locked memory."""
         if all(tensor.is_cuda for tensor in tensors):
             return list(tensors)  # do not touch any stream: a CUDA graph may be capturing
         num_bytes = sum(tensor.nbytes for tensor in tensors if not tensor.is_cuda)
         self._sends += 1
         self._bytes += num_bytes
+        if self._stream is None:  # on the CPU nothing is copied
+            return [tensor.to(self._device, non_blocking=True) for tensor in tensors]
         current = torch.cuda.current_stream(self._device)
         # The host runs about one step ahead of the GPU (`training.nonfinite`), so this copy overlaps the previous step.
         with torch.cuda.stream(self._stream):
@@ -122,14 +93,9 @@ class SideStreamCopy:
         return sent
 
     def stats(self, skip: int) -> TransferStats:
-        """Return the totals, with timing if enabled."""
+        """Wait for pending copies, and return the totals so far; timing leaves out the first `skip` sends."""
         timed = self._events.total(skip) if self._events else (0, 0.0)
-        return TransferStats(self._sends, self._bytes, self._bytes, *timed)
-
-
-def build_device_copy(device: torch.device, *, timed: bool = False) -> DeviceCopy:
-    """Build the copy to `device`; with `timed`, copies to a GPU are timed."""
-    return SideStreamCopy(device, timed=timed) if device.type == "cuda" else DirectCopy(device)
+        return TransferStats(self._sends, self._bytes, 0 if self._device.type == "cpu" else self._bytes, *timed)
 
 
 class DeviceBatch(NamedTuple):
@@ -158,7 +124,7 @@ class DeviceTransfer:
     ) -> None:
         self.mean = mean
         self.device = device
-        self._copy = build_device_copy(device, timed=timed)
+        self._copy = DeviceCopy(device, timed=timed)
         self._dtype = dtype
         self._memory_format = memory_format
         shape = (1, len(mean), 1, 1)

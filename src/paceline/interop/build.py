@@ -14,7 +14,6 @@ from torch import Tensor
 from paceline.core.dataset import Split
 from paceline.core.errors import RecipeError
 from paceline.data.augment.build import DeviceTransforms
-from paceline.data.augment.mixup import NoMixing
 from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.interop.data_loaders import (
@@ -112,7 +111,7 @@ def _data_only_recipe(recipe: Recipe) -> Recipe:
 
 def _build_train_loader(context: RunContext, dtype: torch.dtype, shared: SharedResources) -> TrainLoader:
     transfer, finish = _build_transfer(context, dtype), context.create_transforms(dtype)
-    if dtype == torch.uint8 and finish.mix.num_draws:
+    if dtype == torch.uint8 and finish.mix:
         raise RecipeError(
             "data.augment: mixup and cutmix mix normalised images, but dtype is torch.uint8 (use a float dtype, or "
             "leave them out)"
@@ -125,7 +124,7 @@ def _build_train_loader(context: RunContext, dtype: torch.dtype, shared: SharedR
 
 def _build_eval_loader(context: RunContext, dtype: torch.dtype, shared: SharedResources) -> EvalLoader:
     transfer = _build_transfer(context, dtype)
-    finish = DeviceTransforms((), _build_normalize(transfer, dtype), NoMixing())
+    finish = DeviceTransforms((), _build_normalize(transfer, dtype), None)
     loader, num_batches = context.create_eval_loader(context.datasets.val, context.plan.val_images)
     pipeline = _build_pipeline(context, "val", loader, num_batches, transfer, finish)
     return EvalLoader(pipeline=pipeline, num_batches=num_batches, batch_size=context.plan.eval_batch, shared=shared)

@@ -192,7 +192,7 @@ class TrainLoader(_SplitLoader):
     @property
     def mixup_enabled(self) -> bool:
         """Whether targets are soft, by mixup or cutmix in `data.augment`; read-only."""
-        return self._pipeline.finish.mix.num_draws > 0
+        return self._pipeline.finish.mix is not None
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, from 0; a loaded state within that epoch keeps its position.

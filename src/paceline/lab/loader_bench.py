@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from paceline.core.process import PROC, cpu_ticks, descendants, die_with_parent,
 from paceline.data.loaders.build import LoaderOptions, build_train_loader
 from paceline.data.loaders.choose import choose_loader
 from paceline.data.loaders.native import BatchPlan, BatchPlanner
-from paceline.data.native import DecodeTask, NativeExtension, load_native
+from paceline.data.native import NativeExtension, load_native
 from paceline.data.order import TrainBatchSchedule, TrainOrder
 from paceline.data.pack.reader import PackSource
 from paceline.data.resize import build_train_resizer
@@ -35,6 +35,9 @@ from paceline.measure.timer import now_s
 from paceline.recipe.plan import DEFAULT_PHOTO_SIZE
 from paceline.recipe.schema.augment import Flip, PadCrop
 from paceline.recipe.schema.data import Data
+
+if TYPE_CHECKING:
+    from paceline.data._native import Task
 
 CacheState = Literal["warm", "cold"]
 DECODE_CEILING: Final = "ceiling: native decode"
@@ -165,7 +168,7 @@ class DecodeCeiling(BenchCase):
     def iter_batch_sizes(self, window: MeasurementWindow) -> Iterator[int]:
         """Yield the size of each batch when it is decoded, endlessly."""
         planned, pool = self._iter_planned(window), self.core.Pool(self.cores)
-        pending: deque[tuple[DecodeTask, int]] = deque()
+        pending: deque[tuple[Task, int]] = deque()
         shape = (window.batch_size, self.source.info.channels, window.image_size, window.image_size)
         # More outputs than tasks in flight, so that none is overwritten while it is decoded.
         outs = [np.zeros(shape, dtype=np.uint8) for _ in range(_MAX_IN_FLIGHT + 1)]
@@ -191,7 +194,7 @@ class DecodeCeiling(BenchCase):
     def _iter_planned(self, window: MeasurementWindow) -> Iterator[BatchPlan]:
         order, sizing = TrainOrder(0, window.num_images, window.batch_size), build_train_resizer(self.data)
         schedule = TrainBatchSchedule(
-            order, lambda step: window.image_size, [False] * sizing.num_draws, 0, lambda draws: draws, steps_per_draw=16
+            order, lambda step: window.image_size, [False] * sizing.num_draws, 0, steps_per_draw=16
         )
         return BatchPlanner(self.source, schedule, sizing, None).batches(0, _UNBOUNDED_STEPS)
 

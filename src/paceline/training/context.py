@@ -14,13 +14,19 @@ from paceline.core.host import rank_cores
 from paceline.core.results import BatchNormCheck
 from paceline.core.world import World
 from paceline.data.augment.build import DeviceTransforms, build_device_transforms
-from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.build import (
+    NUM_REPLAYED_BATCHES,
+    Loader,
+    LoaderOptions,
+    ReplayLoader,
+    build_eval_loader,
+    build_train_loader,
+)
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.loaders.process import BATCHES_PER_WORKER
-from paceline.data.loaders.replay import NUM_REPLAYED_BATCHES, ReplayLoader, keep_on_host
 from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.transfer import DeviceTransfer
-from paceline.data.worker_limits import check_worker_limits, estimate_batch_bytes
+from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
 from paceline.models.build import build_model
 from paceline.models.freeze import set_training_mode
@@ -160,9 +166,7 @@ class RunContext:
         loader = self._close_at_end(build_train_loader(data, self.datasets.train, order, plan.train_size, options))
         if data.replay == "off":
             return loader
-        return ReplayLoader(
-            loader, NUM_REPLAYED_BATCHES, transfer.to_device if data.replay == "device" else keep_on_host
-        )
+        return ReplayLoader(loader, NUM_REPLAYED_BATCHES, transfer.to_device if data.replay == "device" else None)
 
     def create_eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
         """Return this rank's loader and number of batches to evaluate `num_images` images of `source`."""

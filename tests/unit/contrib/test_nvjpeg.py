@@ -14,12 +14,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from paceline.contrib import nvjpeg
-from paceline.contrib.nvjpeg import apply_orientation, build_jpeg_decoder
+from paceline.contrib.nvjpeg import JpegHeader, apply_orientation, build_jpeg_decoder, parse_jpeg_header
 from paceline.core.dataset import DatasetInfo, Sample
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.bad_images import ImageError
 from paceline.data.batch import Batch
-from paceline.data.decode import JpegHeader, parse_jpeg_header
 from paceline.data.loaders.build import Loader, LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.order import EvalShard, TrainOrder
 from paceline.recipe.schema.data import Data

@@ -1,15 +1,7 @@
 """Stages of a batch add up to its time, and batches to a result, by a clock that only the test advances."""
 
 from paceline.core.results import LoaderResult
-from paceline.data.timing import (
-    BatchTiming,
-    ClockBatchTimer,
-    ClockLoaderStats,
-    NoBatchTimer,
-    NoLoaderStats,
-    build_batch_timer,
-    build_loader_stats,
-)
+from paceline.data.timing import BatchTimer, BatchTiming, LoaderStats
 
 
 class ManualClock:
@@ -27,7 +19,7 @@ class ManualClock:
 
 def test_each_stage_gets_the_time_since_the_last_reading_and_collating_the_rest() -> None:
     now = ManualClock()
-    timer = ClockBatchTimer(now)
+    timer = BatchTimer(now)
     now.advance(50)  # before the batch, in none of its parts
     timer.start()
     for _ in range(2):
@@ -47,7 +39,7 @@ def test_each_stage_gets_the_time_since_the_last_reading_and_collating_the_rest(
 
 def test_an_unfinished_batch_is_discarded() -> None:
     now = ManualClock()
-    timer = ClockBatchTimer(now)
+    timer = BatchTimer(now)
     timer.start()
     now.advance(3)
     timer.end_read(1000)
@@ -63,7 +55,7 @@ def test_the_sum_of_two_timings_ends_with_the_later_one() -> None:
 
 def test_the_result_counts_all_delivered_batches() -> None:
     now = ManualClock()
-    stats = ClockLoaderStats(now, workers=2, loader="processes")
+    stats = LoaderStats(now, workers=2, loader="processes")
     stats.start_workers(2)
     now.advance(1)  # the workers are started: no wait
     stats.request_batch(num_ready=0)
@@ -91,35 +83,35 @@ def test_the_result_counts_all_delivered_batches() -> None:
 
 def test_a_batch_that_was_not_ready_counts_as_waited_for_even_if_later_ones_were_ready() -> None:
     now = ManualClock()
-    stats = ClockLoaderStats(now, workers=2, loader="processes")
+    stats = LoaderStats(now, workers=2, loader="processes")
     stats.start_workers(2)
     stats.request_batch(num_ready=2)
     now.advance(1)
     stats.deliver_batch(BatchTiming(1, finished_at_s=100.5))
     result = stats.build_result()
+    assert result is not None
     assert (result.queue_depth, result.ready) == (2.0, 0.0)
 
 
 def test_time_without_workers_does_not_count() -> None:
     now = ManualClock()
-    stats = ClockLoaderStats(now, workers=4, loader="processes")
+    stats = LoaderStats(now, workers=4, loader="processes")
     for workers in (4, 1):
         stats.start_workers(workers)
         stats.request_batch(num_ready=0)
         now.advance(2)
         stats.deliver_batch(BatchTiming(1, read_s=1.0))
         now.advance(1000)
-    assert stats.build_result().busy == 2.0 / (4 * 2.0 + 1 * 2.0)
+    result = stats.build_result()
+    assert result is not None and result.busy == 2.0 / (4 * 2.0 + 1 * 2.0)
 
 
 def test_before_the_first_batch_the_result_is_empty() -> None:
-    result = ClockLoaderStats(ManualClock(), workers=1, loader="processes").build_result()
+    result = LoaderStats(ManualClock(), workers=1, loader="processes").build_result()
+    assert result is not None
     assert (result.batches, result.images, result.ready, result.queue_depth, result.busy) == (0, 0, 0.0, 0.0, None)
 
 
 def test_without_a_clock_nothing_is_timed() -> None:
-    assert isinstance(build_batch_timer(None), NoBatchTimer) and isinstance(
-        build_loader_stats(None, 2, "processes"), NoLoaderStats
-    )
-    assert build_batch_timer(None).finish(images=3, bytes_made=5) == BatchTiming()
-    assert build_loader_stats(None, 2, "processes").build_result() is None
+    assert BatchTimer(None).finish(images=3, bytes_made=5) == BatchTiming()
+    assert LoaderStats(None, 2, "processes").build_result() is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.core.results import HostToDeviceResult
-from paceline.data.transfer import MAX_TIMED_COPIES, CopyEvents, DirectCopy, TransferStats
+from paceline.data.transfer import MAX_TIMED_COPIES, CopyEvents, DeviceCopy, TransferStats
 from paceline.training.measurements import compute_host_to_device
 
 TENSORS = (torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
@@ -48,7 +48,7 @@ def timed(num_sends: int) -> tuple[CopyEvents, list[Event]]:
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    copy = DirectCopy(torch.device("cpu"))
+    copy = DeviceCopy(torch.device("cpu"))
     assert all(sent is tensor for sent, tensor in zip(copy.send(TENSORS), TENSORS, strict=True))
     copy.send(TENSORS)
     assert copy.stats(skip=1) == TransferStats(sends=2, bytes=2 * BYTES)

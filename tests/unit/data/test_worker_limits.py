@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.core.errors import WorldError
-from paceline.data.worker_limits import SHARED_MEMORY, check_worker_limits, estimate_batch_bytes
+from paceline.data.workers import SHARED_MEMORY, check_worker_limits, estimate_batch_bytes
 
 MB = 10**6
 
@@ -61,7 +61,7 @@ def test_without_workers_no_shared_memory_is_needed(free):
 
 LIMITED = """
 import resource, sys
-from paceline.data.worker_limits import check_worker_limits
+from paceline.data.workers import check_worker_limits
 soft, hard = int(sys.argv[1]), int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 check_worker_limits(2, 2, 1000, 1)
@@ -95,7 +95,7 @@ def test_a_soft_limit_of_open_files_is_raised_up_to_the_hard_limit():
 def test_a_small_shared_memory_is_detected_in_a_mount_namespace():
     script = (
         f"mount -t tmpfs -o size=1m none {SHARED_MEMORY} && exec {sys.executable} -c "
-        "'from paceline.data.worker_limits import check_worker_limits; check_worker_limits(2, 2, 1000000, 1)'"
+        "'from paceline.data.workers import check_worker_limits; check_worker_limits(2, 2, 1000000, 1)'"
     )
     command = ["unshare", "-m", "sh", "-c", script]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -10,12 +10,15 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from paceline.data.native import DecodeTask, NativeExtension, Pool
+from paceline.data.native import NativeExtension
+
+if TYPE_CHECKING:
+    from paceline.data._native import Pool, Task
 
 LIMIT_S = 60.0  # of any wait here, all of which take milliseconds
 
@@ -23,12 +26,12 @@ LIMIT_S = 60.0  # of any wait here, all of which take milliseconds
 class Batch(NamedTuple):
     """A batch under way, and what it is made into."""
 
-    task: DecodeTask
+    task: "Task"
     out: np.ndarray
     status: np.ndarray
 
 
-def submit(pool: Pool, records: list[bytes], num_images: int, size: int = 16, **changes: Any) -> Batch:
+def submit(pool: "Pool", records: list[bytes], num_images: int, size: int = 16, **changes: Any) -> Batch:
     """Ask for `num_images` crops, taking the records in turn, all of them in one shard."""
     lengths = np.array([len(record) for record in records], np.uint64)
     offsets = np.cumsum(lengths) - lengths
@@ -57,7 +60,7 @@ def alone(core: NativeExtension, record: bytes, flip: bool, size: int = 16) -> n
 
 
 @pytest.fixture
-def pool(core: NativeExtension) -> Iterator[Pool]:
+def pool(core: NativeExtension) -> Iterator["Pool"]:
     made = core.Pool(2)
     yield made
     made.close()
@@ -77,7 +80,7 @@ def flat(side: int) -> bytes:
     return header + 64 * b"\1\0" + huffman + bytes(-34 % 4) + body + bytes(-len(body) % 4) + bits + bytes(8)
 
 
-def test_a_batch_is_what_its_images_are_one_by_one(core: NativeExtension, pool: Pool, records: list[bytes]) -> None:
+def test_a_batch_is_what_its_images_are_one_by_one(core: NativeExtension, pool: "Pool", records: list[bytes]) -> None:
     task, out, status = submit(pool, records, 24)
     assert task.wait(LIMIT_S) and task.done and task.wait(0.0)
     assert not status.any()
@@ -97,7 +100,7 @@ def test_batches_are_done_in_the_order_they_were_asked_for(core: NativeExtension
     pool.close()
 
 
-def test_a_wait_ends_with_its_time_limit(pool: Pool, records: list[bytes]) -> None:
+def test_a_wait_ends_with_its_time_limit(pool: "Pool", records: list[bytes]) -> None:
     """Much more is asked for than can be made in the time it takes to ask whether it is done."""
     batch = submit(pool, records, 4000, size=64)
     for timeout_s in (0.0, 1e-10, 1e-9):
@@ -106,7 +109,7 @@ def test_a_wait_ends_with_its_time_limit(pool: Pool, records: list[bytes]) -> No
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, math.nan])
-def test_a_time_limit_is_a_time(pool: Pool, records: list[bytes], timeout_s: float) -> None:
+def test_a_time_limit_is_a_time(pool: "Pool", records: list[bytes], timeout_s: float) -> None:
     batch = submit(pool, records, 1)
     with pytest.raises(ValueError, match="is no time"):
         batch.task.wait(timeout_s)
@@ -114,7 +117,7 @@ def test_a_time_limit_is_a_time(pool: Pool, records: list[bytes], timeout_s: flo
         batch.task.wait("1")  # type: ignore[arg-type]
 
 
-def test_a_signal_is_answered_while_waiting(pool: Pool, records: list[bytes]) -> None:
+def test_a_signal_is_answered_while_waiting(pool: "Pool", records: list[bytes]) -> None:
     """As Ctrl-C is: the handler runs before the batch is done, and what it raises ends the wait."""
 
     def interrupt(*words: object) -> None:
@@ -131,7 +134,9 @@ def test_a_signal_is_answered_while_waiting(pool: Pool, records: list[bytes]) ->
         signal.signal(signal.SIGALRM, before)
 
 
-def test_dropping_a_task_leaves_out_what_has_not_begun(core: NativeExtension, pool: Pool, records: list[bytes]) -> None:
+def test_dropping_a_task_leaves_out_what_has_not_begun(
+    core: NativeExtension, pool: "Pool", records: list[bytes]
+) -> None:
     dropped, out, status = submit(pool, records, 20_000, size=64)
     follower = submit(pool, records, 8)
     del dropped
@@ -141,7 +146,7 @@ def test_dropping_a_task_leaves_out_what_has_not_begun(core: NativeExtension, po
     assert (status == 0).sum() == made, "an image of a dropped task was made after it was gone"
 
 
-def test_images_of_no_length_are_left_alone(pool: Pool, records: list[bytes]) -> None:
+def test_images_of_no_length_are_left_alone(pool: "Pool", records: list[bytes]) -> None:
     lengths = np.array([len(records[0]), 0, len(records[0])], np.uint64)
     none = np.array([0, 99, 0], np.int32)
     batch = submit(pool, records, 3, lengths=lengths, offsets=np.zeros(3, np.uint64), shard_of=none)
@@ -150,12 +155,12 @@ def test_images_of_no_length_are_left_alone(pool: Pool, records: list[bytes]) ->
     assert not batch.out[1].any() and batch.out[0].any()
 
 
-def test_an_empty_batch_is_done_at_once(pool: Pool, records: list[bytes]) -> None:
+def test_an_empty_batch_is_done_at_once(pool: "Pool", records: list[bytes]) -> None:
     assert submit(pool, records, 0).task.done
 
 
 def test_damaged_records_get_a_status_and_others_are_made(
-    core: NativeExtension, pool: Pool, records: list[bytes]
+    core: NativeExtension, pool: "Pool", records: list[bytes]
 ) -> None:
     damaged = [b"PJ1\0" + bytes(100), records[1], records[2][:50], b"x"]
     batch = submit(pool, damaged, 8)
@@ -164,7 +169,7 @@ def test_damaged_records_get_a_status_and_others_are_made(
     assert np.array_equal(batch.out[1], alone(core, records[1], flip=False))
 
 
-def test_a_box_outside_the_image_gets_a_status(core: NativeExtension, pool: Pool, records: list[bytes]) -> None:
+def test_a_box_outside_the_image_gets_a_status(core: NativeExtension, pool: "Pool", records: list[bytes]) -> None:
     boxes = np.array([[0, 0, 9, 9], [0, 0, math.nan, 9], [1e18, 0, 9, 9], [0, 0, 0, 9]], np.float64)
     batch = submit(pool, records, 4, boxes=boxes)
     assert batch.task.wait(LIMIT_S)
@@ -172,7 +177,7 @@ def test_a_box_outside_the_image_gets_a_status(core: NativeExtension, pool: Pool
 
 
 def test_a_file_that_was_cut_gets_a_status_and_not_a_bus_error(
-    core: NativeExtension, pool: Pool, records: list[bytes], tmp_path: Path
+    core: NativeExtension, pool: "Pool", records: list[bytes], tmp_path: Path
 ) -> None:
     kernel = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if sys.platform != "linux" or kernel < (5, 14):
@@ -218,7 +223,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("changes", "error", "message"), WRONG)
 def test_a_batch_that_cannot_be_made_is_refused(
-    pool: Pool, records: list[bytes], changes: dict[str, Any], error: type[Exception], message: str
+    pool: "Pool", records: list[bytes], changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         submit(pool, records, 2, **changes)
@@ -230,7 +235,7 @@ def test_a_pool_has_1_to_1024_threads(core: NativeExtension, threads: int) -> No
         core.Pool(threads)
 
 
-def test_what_was_asked_for_may_change_afterwards(pool: Pool, records: list[bytes]) -> None:
+def test_what_was_asked_for_may_change_afterwards(pool: "Pool", records: list[bytes]) -> None:
     lengths = np.array([len(records[0])] * 500, np.uint64)
     offsets = np.zeros(500, np.uint64)
     batch = submit(pool, records, 500, lengths=lengths, offsets=offsets)
@@ -238,7 +243,7 @@ def test_what_was_asked_for_may_change_afterwards(pool: Pool, records: list[byte
     assert batch.task.wait(LIMIT_S) and not batch.status.any()
 
 
-def test_memory_is_held_until_the_task_is_done_and_no_longer(pool: Pool, records: list[bytes]) -> None:
+def test_memory_is_held_until_the_task_is_done_and_no_longer(pool: "Pool", records: list[bytes]) -> None:
     shard, status = bytearray(records[0]), bytearray(4)
     batch = submit(
         pool, records, 1, shards=[shard], offsets=np.zeros(1, np.uint64), lengths=np.full(1, len(shard), np.uint64),
@@ -352,7 +357,7 @@ def test_pools_that_come_and_go_leak_no_thread_and_no_descriptor(core: NativeExt
     assert there_are() == before
 
 
-def test_python_goes_on_while_one_of_its_threads_waits(pool: Pool, records: list[bytes]) -> None:
+def test_python_goes_on_while_one_of_its_threads_waits(pool: "Pool", records: list[bytes]) -> None:
     """The waiter keeps the GIL until it is inside; were it held there, it would be free when all is done."""
     batch, is_inside = submit(pool, records, 20_000, size=64), threading.Event()
 
@@ -368,7 +373,7 @@ def test_python_goes_on_while_one_of_its_threads_waits(pool: Pool, records: list
     assert batch.task.done and not batch.status.any()
 
 
-def test_several_python_threads_use_one_pool(core: NativeExtension, pool: Pool, records: list[bytes]) -> None:
+def test_several_python_threads_use_one_pool(core: NativeExtension, pool: "Pool", records: list[bytes]) -> None:
     wanted = [alone(core, record, flip=n % 2 == 0) for n, record in enumerate(records)]
     right: list[bool] = []
 

@@ -12,7 +12,7 @@ from paceline.data.augment.auto import build_rand_augment, build_trivial_augment
 from paceline.data.augment.color import BatchColorJitter
 from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_8_bit_color
 from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop
-from paceline.data.augment.mixup import Mixer, build_mixer
+from paceline.data.augment.mixup import PairMixer, build_mixer
 from paceline.data.augment.plugin import build_plugin_augment
 from paceline.data.transfer import DeviceBatch, DeviceTransfer
 from paceline.recipe.schema import augment as sections
@@ -22,10 +22,7 @@ from paceline.recipe.schema.data import Data
 
 def build_augments(sections: tuple[Section, ...], mean: tuple[float, ...]) -> tuple[Augment, ...]:
     """Build the augmentations of `data.augment` in order; the fill color is `mean`, of pixels in [0, 1]."""
-    built = (
-        _build_geometric(section) or _build_plugin(section, at) or _build_color_or_erasing(section, mean)
-        for at, section in enumerate(sections)
-    )
+    built = (_build_augment(section, position, mean) for position, section in enumerate(sections))
     return tuple(augment for augment in built if augment is not None)
 
 
@@ -48,12 +45,10 @@ def has_host_augments(data: Data) -> bool:
     return crops or any(augment.needs_host for augment in build_augments(data.augment, mean=()))
 
 
-def _build_plugin(section: Section, position: int) -> Augment | None:
-    return build_plugin_augment(section, position) if isinstance(section, sections.OwnAugment) else None
-
-
-def _build_geometric(section: Section) -> Augment | None:
+def _build_augment(section: Section, position: int, mean: tuple[float, ...]) -> Augment | None:
     match section:
+        case sections.OwnAugment():
+            return build_plugin_augment(section, position)
         case sections.PadCrop(padding=padding, mode=mode):
             return BatchPadCrop(padding, mode)
         case sections.Flip(p=p, mode=mode):
@@ -62,7 +57,7 @@ def _build_geometric(section: Section) -> Augment | None:
             return BatchAffine(degrees, 0.0, (1.0, 1.0), interpolation)
         case sections.Affine(shear_degrees=shear, scale=scale, interpolation=interpolation):
             return BatchAffine(0.0, shear, scale, interpolation)
-    return None
+    return _build_color_or_erasing(section, mean)
 
 
 def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augment | None:
@@ -88,17 +83,18 @@ class DeviceTransforms:
 
     augments: tuple[Augment, ...]
     normalize: Callable[[Tensor], Tensor]
-    mix: Mixer
+    mix: PairMixer | None
 
     def __call__(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """Return (float images [N, C, H, W], labels int64 [N] or targets float [N, num_classes])."""
-        num_draws = sum(augment.num_draws for augment in self.augments) + self.mix.num_draws
+        num_draws = sum(augment.num_draws for augment in self.augments) + (self.mix.num_draws if self.mix else 0)
         assert num_draws == batch.draws.shape[1], "the loader was built for another `on_device`"
         images, used = batch.images, 0
         for augment in self.augments:
             images = augment(images, batch.draws[:, used : used + augment.num_draws])
             used += augment.num_draws
-        return self.mix(self.normalize(images), batch.labels, batch.draws[:, used:])
+        normalized = self.normalize(images)
+        return self.mix(normalized, batch.labels, batch.draws[:, used:]) if self.mix else (normalized, batch.labels)
 
 
 def build_device_transforms(

@@ -26,17 +26,12 @@ class Change(Protocol):
         ...
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws]."""
+        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws], on the images' device or in host memory."""
         ...
 
 
-class Augment(Protocol):
-    """Augment a batch of images with `num_draws` uniform draws per sample."""
-
-    @property
-    def num_draws(self) -> int:
-        """Number of draws per sample."""
-        ...
+class Augment(Change, Protocol):
+    """A change of `data.augment`."""
 
     @property
     def alternating(self) -> bool:
@@ -46,11 +41,7 @@ class Augment(Protocol):
     # If the draws select the operations: a GPU would have to be waited for to know them.
     @property
     def needs_host(self) -> bool:
-        """Whether the draws must be in host memory."""
-        ...
-
-    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws], on the images' device unless `needs_host`."""
+        """Whether the draws must be in host memory, else they are on the images' device."""
         ...
 
 

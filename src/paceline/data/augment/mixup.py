@@ -5,8 +5,9 @@ any world size. The first image's draws give one mixing weight per pair: each im
 from its neighbor.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,79 +21,35 @@ from paceline.recipe.schema.base import Section
 _METHOD, _WEIGHT, _ROW, _COLUMN = range(4)
 
 
-class Mixer(Protocol):
-    """Mix images and labels in pairs."""
-
-    @property
-    def num_draws(self) -> int:
-        """Number of draws per image."""
-        ...
-
-    def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Convert uniform draws, float64 [N, num_draws] with N even, to those that `__call__` expects."""
-        ...
-
-    def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (float images [N, C, H, W], labels int64 [N] or targets float [N, num_classes])."""
-        ...
+# From prepared draws, float64 [P, 4], and an image's height and width to the weights in [0, 1] that each pixel and each
+# label keeps, float64 ([P, 1, H or 1, W or 1], [P]).
+ComputeWeights = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 
 
-class NoMixing:
-    """Mix nothing."""
-
-    num_draws = 0
-
-    def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the draws."""
-        return draws
-
-    def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images and labels."""
-        return images, labels
-
-
-class MixMethod(Protocol):
-    """Compute the weight that each pixel and each label keeps."""
-
-    @property
-    def alpha(self) -> float:
-        """Weights are drawn from Beta(alpha, alpha)."""
-        ...
-
-    def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return weights in [0, 1], float64 ([P, 1, H or 1, W or 1], [P]), for prepared draws, float64 [P, 4]."""
-        ...
-
-
-@dataclass(frozen=True)
-class MixUpMethod:
-    """Blend whole images (Zhang et al. 2018, arXiv 1710.09412)."""
+class MixMethod(NamedTuple):
+    """A way to mix a pair; its weights are drawn from Beta(alpha, alpha)."""
 
     alpha: float
-
-    def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return float64 ([P, 1, 1, 1], [P])."""
-        return draws[:, _WEIGHT, None, None, None], draws[:, _WEIGHT]
+    compute_weights: ComputeWeights
 
 
-@dataclass(frozen=True)
-class CutMixMethod:
+def compute_mixup_weights(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Blend whole images (Zhang et al. 2018, arXiv 1710.09412)."""
+    return draws[:, _WEIGHT, None, None, None], draws[:, _WEIGHT]
+
+
+def compute_cutmix_weights(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Paste a box from the neighbor (Yun et al. 2019, arXiv 1905.04899).
 
     The box is centered on a random pixel, has sides sqrt(1 - weight) of the image's, and is clipped at the edges.
     """
-
-    alpha: float
-
-    def __call__(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return float64 ([P, 1, H, W], [P])."""
-        side = (1 - draws[:, _WEIGHT]).sqrt()
-        top, bottom = _clip_interval((draws[:, _ROW] * height).long(), (side * height).long(), height)
-        left, right = _clip_interval((draws[:, _COLUMN] * width).long(), (side * width).long(), width)
-        outside = ~box_mask(top, left, bottom, right, height, width)
-        # The label's weight is the area that remains after clipping, to the pixel.
-        area = ((bottom - top) * (right - left)).double()
-        return outside.double(), 1 - area / (height * width)
+    side = (1 - draws[:, _WEIGHT]).sqrt()
+    top, bottom = _clip_interval((draws[:, _ROW] * height).long(), (side * height).long(), height)
+    left, right = _clip_interval((draws[:, _COLUMN] * width).long(), (side * width).long(), width)
+    outside = ~box_mask(top, left, bottom, right, height, width)
+    # The label's weight is the area that remains after clipping, to the pixel.
+    area = ((bottom - top) * (right - left)).double()
+    return outside.double(), 1 - area / (height * width)
 
 
 def _clip_interval(center: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -102,7 +59,7 @@ def _clip_interval(center: Tensor, length: Tensor, size: int) -> tuple[Tensor, T
 
 @dataclass(frozen=True)
 class PairMixer:
-    """Mix each pair with one of `methods`, drawn uniformly.
+    """Mix images and labels in pairs, each with one of `methods`, drawn uniformly.
 
     Draws: method, weight, row and column of the box's center.
     """
@@ -112,7 +69,7 @@ class PairMixer:
     num_draws: int = 4
 
     def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return float64 [N, 4] with each pair's weight drawn from its Beta distribution."""
+        """Return float64 draws [N, 4] with N even, with each pair's weight drawn from its Beta distribution."""
         # The Beta quantile function is scipy's (installed with scikit-learn), in float64 on the host: torch has none.
         from scipy.special import betaincinv  # type: ignore[import-untyped]
 
@@ -135,12 +92,12 @@ class PairMixer:
         return _mix_pairs(images, pixels), _mix_pairs(targets, shares[:, None])
 
     def _compute_weights(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-        pixels, shares = self.methods[0](draws, height, width)
+        pixels, shares = self.methods[0].compute_weights(draws, height, width)
         chosen = (draws[:, _METHOD] * len(self.methods)).long()
         # Compute every method for all pairs: selecting pairs would wait for the device.
         for number, method in enumerate(self.methods[1:], start=1):
             is_chosen = chosen == number
-            other_pixels, other_shares = method(draws, height, width)
+            other_pixels, other_shares = method.compute_weights(draws, height, width)
             pixels = torch.where(is_chosen[:, None, None, None], other_pixels, pixels)
             shares = torch.where(is_chosen, other_shares, shares)
         return pixels, shares
@@ -155,13 +112,13 @@ def _mix_pairs(values: Tensor, weights: Tensor) -> Tensor:
     return mixed
 
 
-def build_mixer(chosen_sections: tuple[Section, ...], num_classes: int) -> Mixer:
-    """Build the mixer at the end of `data.augment`: mixup, cutmix, both, or none."""
-    methods: list[MixMethod] = []
+def build_mixer(chosen_sections: tuple[Section, ...], num_classes: int) -> PairMixer | None:
+    """Build the mixer at the end of `data.augment`: mixup, cutmix or both; None without."""
+    methods = []
     for section in chosen_sections:
         match section:
             case sections.MixUp(alpha=alpha):
-                methods.append(MixUpMethod(alpha))
+                methods.append(MixMethod(alpha, compute_mixup_weights))
             case sections.CutMix(alpha=alpha):
-                methods.append(CutMixMethod(alpha))
-    return PairMixer(tuple(methods), num_classes) if methods else NoMixing()
+                methods.append(MixMethod(alpha, compute_cutmix_weights))
+    return PairMixer(tuple(methods), num_classes) if methods else None

@@ -4,11 +4,12 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.results import LoaderResult
@@ -20,14 +21,12 @@ from paceline.data.bad_images import BadImagePolicy, build_bad_image_policy
 from paceline.data.batch import Batch
 from paceline.data.loaders.batch_maker import BatchMaker, InlineLoader
 from paceline.data.loaders.device import DeviceLoader, load_split_to_device
-from paceline.data.loaders.native import BatchFinisher, BatchPlanner, NativeLoader, build_host_buffers
+from paceline.data.loaders.native import BatchFinisher, BatchPlanner, NativeLoader, PageableBuffers, allocate_pinned
 from paceline.data.loaders.process import ProcessLoader
 from paceline.data.loaders.reader import (
     ArrayReader,
-    CropFlipArrayReader,
     ImageReader,
-    TensorImageStore,
-    build_image_store,
+    load_images,
 )
 from paceline.data.loaders.thread import ThreadLoader
 from paceline.data.native import load_native
@@ -41,13 +40,15 @@ from paceline.data.order import (
 )
 from paceline.data.pack.reader import PackSource
 from paceline.data.resize import RandomCropResizer, Resizer, build_eval_resizer, build_train_resizer
-from paceline.data.timing import BatchTimer, LoaderName, LoaderStats, build_batch_timer, build_loader_stats
+from paceline.data.timing import BatchTimer, LoaderName, LoaderStats
 from paceline.data.workers import WorkerProgress, track_source
 from paceline.recipe.schema.data import Data
 
 _CPU = torch.device("cpu")
 # Steps whose draws are computed together: measured on CIFAR-10 at batch 512.
 _STEPS_PER_DRAW = 16
+# Batches that are replayed: several, so that the device's caches do not hold all the data.
+NUM_REPLAYED_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,12 @@ def build_train_loader(
     resizer = build_train_resizer(data)
     # The order of a sample's draws: resizing, augmentation, mixing.
     augmenting = [augment.alternating for augment in augments for _ in range(augment.num_draws)]
-    is_alternating = (*([False] * resizer.num_draws), *augmenting, *([False] * mix.num_draws))
+    num_mix_draws = mix.num_draws if mix else 0
+    is_alternating = (*([False] * resizer.num_draws), *augmenting, *([False] * num_mix_draws))
     # With several workers, each makes only some of the batches.
     steps_per_draw = 1 if options.effective_loader in ("nvjpeg", "threads", "processes") else _STEPS_PER_DRAW
-    schedule = TrainBatchSchedule(order, size_at_step, is_alternating, mix.num_draws, mix.prepare, steps_per_draw)
+    prepare = mix.prepare if mix else None
+    schedule = TrainBatchSchedule(order, size_at_step, is_alternating, num_mix_draws, prepare, steps_per_draw)
     policy = build_bad_image_policy(data, "train")
     return _LoaderBuilder(source, schedule, resizer, policy, host_augments, data.worker_timeout, options).build()
 
@@ -128,7 +131,7 @@ class _LoaderBuilder:
                 assert isinstance(self.source, ArraySource), "`choose_loader` admits only pixels"
                 resident = load_split_to_device(self.source, options.device)
                 return DeviceLoader(
-                    resident, self.schedule, self.augments, self._loader_stats, build_batch_timer(options.clock)
+                    resident, self.schedule, self.augments, self._loader_stats, BatchTimer(options.clock)
                 )
             case "native":
                 return self._build_native_loader()
@@ -186,11 +189,11 @@ class _LoaderBuilder:
             [BatchFinisher(each, self.source.labels, planner.num_draws, pin_memory) for each in batch_makers],
             partial(extension.Pool, workers),
             # Augmentation writes new tensors, and only those are pinned.
-            build_host_buffers(pin_memory=pin_memory and not augments),
+            allocate_pinned if pin_memory and not augments else PageableBuffers().allocate,
             timeout=self.timeout,
             progress=progress,
             loader_stats=self._loader_stats,
-            timer=build_batch_timer(self.options.clock),
+            timer=BatchTimer(self.options.clock),
         )
 
     def _build_batch_makers(
@@ -200,7 +203,7 @@ class _LoaderBuilder:
         make_reader: Callable[..., ImageReader] = ImageReader,
     ) -> list[BatchMaker]:
         # One per worker; data in memory is shared.
-        workers = [(progress, build_batch_timer(self.options.clock)) for progress in progress_by_worker]
+        workers = [(progress, BatchTimer(self.options.clock)) for progress in progress_by_worker]
         if isinstance(self.source, ArraySource) and not isinstance(self.resizer, RandomCropResizer):
             return self._build_array_batch_makers(self.source, [timer for _, timer in workers], changes)
         readers = (
@@ -212,16 +215,48 @@ class _LoaderBuilder:
     def _build_array_batch_makers(
         self, source: ArraySource, timers: Sequence[BatchTimer], changes: tuple[Change, ...]
     ) -> list[BatchMaker]:
-        store = build_image_store(source)
-        if isinstance(store, TensorImageStore) and changes and isinstance(changes[0], FusedCropFlip):
+        images, crop_flip = load_images(source), None
+        if isinstance(images, Tensor) and changes and isinstance(changes[0], FusedCropFlip):
             # Gather, crop and flip in a single pass over memory.
-            fused = ((CropFlipArrayReader(store, source.labels, changes[0], timer), timer) for timer in timers)
-            return [BatchMaker(self.schedule, reader, changes[1:], timer) for reader, timer in fused]
-        readers = ((ArrayReader(store, source.labels, timer), timer) for timer in timers)
+            crop_flip, changes = changes[0], changes[1:]
+        readers = ((ArrayReader(images, source.labels, crop_flip, timer), timer) for timer in timers)
         return [BatchMaker(self.schedule, reader, changes, timer) for reader, timer in readers]
 
     @property
     def _loader_stats(self) -> LoaderStats:
         loader = self.options.effective_loader
         workers = 0 if loader in ("inline", "device") else self.options.workers
-        return build_loader_stats(self.options.clock, workers, loader)
+        return LoaderStats(self.options.clock, workers, loader)
+
+
+@dataclass(frozen=True)
+class ReplayLoader:
+    """Yield the first `num_batches` batches of `loader` repeatedly, each as `store` returns it.
+
+    They must not be modified in place. It measures training without the cost of loading: the weights of such a run are
+    meaningless, with progressive resizing all steps have the first image sizes, and augmentation on the device runs on
+    every repetition.
+    """
+
+    loader: Loader
+    num_batches: int
+    store: Callable[[Batch], Batch] | None = None  # None keeps it
+
+    def batches(self, first: int, stop: int) -> Iterator[Batch]:
+        """Return an iterator over `stop - first` batches, repeating those from number `first` on."""
+        made = self.loader.batches(first, min(stop, first + self.num_batches))
+        stored = [self.store(batch) if self.store else batch for batch in made]
+        self.loader.close()  # before the first batch, so that no worker runs beside the measured steps
+        yield from stored
+        # Report bad samples once.
+        repeated = [replace(batch, bad=()) for batch in stored]
+        for number in range(first + len(stored), stop):
+            yield repeated[(number - first) % len(repeated)]
+
+    def stats(self) -> LoaderResult | None:
+        """Return the timing of making the batches, each counted once."""
+        return self.loader.stats()
+
+    def close(self) -> None:
+        """End the workers of `loader`."""
+        self.loader.close()

@@ -12,14 +12,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.dataset import Source
 from paceline.core.results import LoaderResult
 from paceline.core.units import Duration
 from paceline.data.augment.geometric import BatchFlip
@@ -27,13 +26,15 @@ from paceline.data.batch import Batch
 from paceline.data.loaders.batch_maker import BatchMaker, TimedBatch
 from paceline.data.loaders.reader import ReadSamples
 from paceline.data.loaders.thread import ThreadPool, wait_for_result, wait_until
-from paceline.data.native import DecodeTask, Pool
 from paceline.data.order import BatchSchedule
 from paceline.data.pack.format import KIND_RECORD
-from paceline.data.pack.shards import Shards
+from paceline.data.pack.reader import PackSource
 from paceline.data.resize import Resizer
 from paceline.data.timing import BatchTimer, BatchTiming, LoaderStats
 from paceline.data.workers import POLL_S, WorkerPosition, WorkerProgress
+
+if TYPE_CHECKING:
+    from paceline.data._native import Pool, Task
 
 # Batches that are prefetched.
 BATCHES_AHEAD: Final = 4
@@ -43,15 +44,11 @@ _IMAGES_PER_PLAN: Final = 2048
 _UNDECODED: Final = -1
 
 
-class HostBuffers(Protocol):
-    """Allocate host memory."""
-
-    def allocate(self, shape: tuple[int, ...]) -> Tensor:
-        """Return uninitialized uint8 of `shape`, not reused while any tensor over it is referenced."""
-        ...
+# Return uninitialized uint8 of a shape, not reused while any tensor over it is referenced.
+Allocate = Callable[[tuple[int, ...]], Tensor]
 
 
-class PageableHostBuffers:
+class PageableBuffers:
     """Allocate pageable memory, and reuse it once no batch references it."""
 
     # Reused, because the kernel zeroes fresh memory page by page, which costs a sixth of decoding into it.
@@ -86,51 +83,10 @@ class PageableHostBuffers:
         return np.empty(num_bytes, dtype=np.uint8)
 
 
-class PinnedHostBuffers:
-    """Allocate page-locked memory."""
-
-    def allocate(self, shape: tuple[int, ...]) -> Tensor:
-        """Return uint8 of `shape`."""
-        # torch's caching allocator waits for device copies before it reuses a block.
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-
-
-def build_host_buffers(*, pin_memory: bool) -> HostBuffers:
-    """Build an allocator."""
-    return PinnedHostBuffers() if pin_memory else PageableHostBuffers()
-
-
-class RecordSource(Source, Protocol):
-    """The attributes of a pack (`pack.reader.PackSource`) that planning needs."""
-
-    @property
-    def files(self) -> Shards:
-        """The shards."""
-        ...
-
-    @property
-    def labels(self) -> NDArray[np.integer]:
-        """Class numbers, integers [N]."""
-        ...
-
-    @property
-    def heights(self) -> NDArray[np.integer]:
-        """Heights in pixels of the upright images [N]; 0 if unknown."""
-        ...
-
-    @property
-    def widths(self) -> NDArray[np.integer]:
-        """Widths in pixels of the upright images [N]; 0 if unknown."""
-        ...
-
-    @property
-    def kinds(self) -> NDArray[np.uint8]:
-        """Storage kinds, `pack.format.KIND_*` [N]."""
-        ...
-
-    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the shard, the offset in its file and the length in bytes of samples, [n] each."""
-        ...
+def allocate_pinned(shape: tuple[int, ...]) -> Tensor:
+    """Return page-locked uint8 of `shape`."""
+    # torch's caching allocator waits for device copies before it reuses a block.
+    return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
 
 
 class BatchPlan(NamedTuple):
@@ -153,7 +109,7 @@ class BatchPlan(NamedTuple):
 class BatchPlanner:
     """Plan batches of `schedule` from `source`, resized as by `resizer` and flipped by `flip`."""
 
-    source: RecordSource
+    source: PackSource
     schedule: BatchSchedule
     resizer: Resizer
     flip: BatchFlip | None
@@ -217,7 +173,7 @@ class PendingBatch:
     plan: BatchPlan
     images: Tensor
     status: NDArray[np.int32]
-    task: DecodeTask
+    task: "Task"
     planning_time: BatchTiming
     future: Future[TimedBatch] | None = None
 
@@ -280,8 +236,8 @@ class NativeLoader:
         self,
         planner: BatchPlanner,
         finishers: Sequence[BatchFinisher],
-        make_pool: Callable[[], Pool],
-        buffers: HostBuffers,
+        make_pool: Callable[[], "Pool"],
+        allocate: Allocate,
         *,
         timeout: Duration,
         progress: WorkerProgress,
@@ -291,7 +247,7 @@ class NativeLoader:
         self._planner = planner
         self._finishers = finishers  # one per Python thread, and the last one for the main thread
         self._make_pool = make_pool  # called for the first batch; the pool lives until `close`
-        self._buffers = buffers
+        self._allocate = allocate
         self._timeout = timeout
         self._progress = progress
         self._worker_progress = [progress.for_worker(worker) for worker in range(len(finishers))]
@@ -334,7 +290,7 @@ class NativeLoader:
             self._threads.close()
         self._threads = None
 
-    def _get_pool(self) -> Pool:
+    def _get_pool(self) -> "Pool":
         if self._pool is None or self._pid != os.getpid():  # a forked child has none of its parent's threads
             self._threads = None
             self._pool, self._pid = self._make_pool(), os.getpid()
@@ -345,14 +301,14 @@ class NativeLoader:
             self._threads = ThreadPool(self._workers, "loader")
         return self._threads
 
-    def _submit_next(self, pool: Pool, plans: Iterator[BatchPlan]) -> PendingBatch:
+    def _submit_next(self, pool: "Pool", plans: Iterator[BatchPlan]) -> PendingBatch:
         self._timer.start()
         plan = next(plans)
         self._timer.end_stage("augment")
         channels = self._planner.source.info.channels
         # Evaluation requests batches in inference mode, and threads without that mode write Pillow's images here.
         with torch.inference_mode(False):
-            images = self._buffers.allocate((len(plan.indices), channels, plan.size, plan.size))
+            images = self._allocate((len(plan.indices), channels, plan.size, plan.size))
         status = np.full(len(plan.indices), _UNDECODED, dtype=np.int32)
         task = pool.submit(
             plan.shard_buffers,

@@ -1,7 +1,6 @@
 """Read samples by index as uint8 images of one size: gather from memory, or decode and resize."""
 
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,43 +22,11 @@ MAX_COPIED_BYTES: Final = 4 * 10**9
 Indices = NDArray[np.int64]
 
 
-class ImageStore(Protocol):
-    """Images of one size in memory or a mapped file."""
-
-    def gather(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return uint8 [N, C, H, W] in new memory."""
-        ...
-
-
-@dataclass(frozen=True)
-class TensorImageStore:
-    """`images`, uint8 [M, C, H, W], in memory."""
-
-    images: Tensor
-
-    def gather(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return uint8 [N, C, H, W]."""
-        return self.images.index_select(0, torch.from_numpy(indices))  # on CIFAR-10 several times faster than indexing
-
-
-@dataclass(frozen=True)
-class MappedImageStore:
-    """`images`, uint8 [M, H, W, C], read from a file when gathered."""
-
-    images: NDArray[np.uint8]
-
-    def gather(self, indices: NDArray[np.int64]) -> Tensor:
-        """Return uint8 [N, C, H, W]."""
-        return torch.from_numpy(self.images[indices]).permute(0, 3, 1, 2).contiguous()
-
-
-def build_image_store(
-    source: ArraySource, max_copied_bytes: int = MAX_COPIED_BYTES
-) -> TensorImageStore | MappedImageStore:
-    """Build the faster store of `source` whose copy takes at most `max_copied_bytes`."""
+def load_images(source: ArraySource, max_copied_bytes: int = MAX_COPIED_BYTES) -> Tensor | NDArray[np.uint8]:
+    """Copy the images to uint8 [M, C, H, W], which is gathered faster; return them as they are above the limit."""
     if source.images.nbytes > max_copied_bytes:
-        return MappedImageStore(source.images)
-    return TensorImageStore(torch.from_numpy(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2))))
+        return source.images
+    return torch.from_numpy(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2)))
 
 
 class ReadSamples(NamedTuple):
@@ -75,63 +42,53 @@ class ReadSamples(NamedTuple):
     bad: tuple[BadImage, ...] = ()
 
 
-class SampleReader(Protocol):
-    """Read samples as uint8 images of `size` pixels squared, which may differ between calls."""
-
-    @property
-    def num_draws(self) -> int:
-        """Number of uniform draws per sample."""
-        ...
-
-    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
-        """Return the samples; `draws` is float64 [N, num_draws]. Raise `DataError` that names an unreadable sample."""
-        ...
-
-
 class ArrayReader:
-    """Gather raw pixels of one size, a whole batch at once."""
+    """Gather raw pixels of one size, a whole batch at once.
 
-    num_draws = 0
+    `images` are uint8 [M, C, H, W], or [M, H, W, C] if they may be a mapped file. `crop_flip`, which needs a
+    tensor, is applied in the same pass.
+    """
 
-    def __init__(self, store: ImageStore, labels: NDArray[np.int64], timer: BatchTimer) -> None:
-        self._timer = timer
-        self._store = store
+    def __init__(
+        self,
+        images: Tensor | NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        crop_flip: FusedCropFlip | None,
+        timer: BatchTimer,
+    ) -> None:
+        self._images = images
         self._labels = torch.from_numpy(labels)
+        self._crop_flip = crop_flip
+        self._timer = timer
+        self.num_draws = crop_flip.num_draws if crop_flip else 0
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
-        """Return (uint8 [N, C, size, size], int64 [N])."""
-        images = self._store.gather(indices)
+        """Return (uint8 [N, C, size, size], int64 [N]); `draws` is float64 [N, num_draws]."""
+        return ReadSamples(
+            self._gather(indices, draws, size),
+            self._labels[torch.from_numpy(indices)],
+            np.ones(len(indices), dtype=np.bool_),
+        )
+
+    def _gather(self, indices: Indices, draws: NDArray[np.float64], size: int) -> Tensor:
+        stored = self._images
+        if self._crop_flip and self._crop_flip.supports(size, size) and stored.shape[-2:] == (size, size):
+            assert isinstance(stored, Tensor)
+            images = self._crop_flip.gather(stored.numpy(), indices, draws)
+            self._timer.end_read(images.nbytes)
+            return images
+        if isinstance(stored, Tensor):
+            images = stored.index_select(0, torch.from_numpy(indices))  # on CIFAR-10 several times faster than indexing
+        else:
+            images = torch.from_numpy(stored[indices]).permute(0, 3, 1, 2).contiguous()
         self._timer.end_read(images.nbytes)
         if images.shape[-2:] != (size, size):
             images = F.resize(images, [size, size], antialias=True)
             self._timer.end_stage("decode")  # which includes resizing
-        return ReadSamples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
-
-
-class CropFlipArrayReader:
-    """Gather, crop and flip images of one size in one pass."""
-
-    def __init__(
-        self, store: TensorImageStore, labels: NDArray[np.int64], crop_flip: FusedCropFlip, timer: BatchTimer
-    ) -> None:
-        self._array_reader = ArrayReader(store, labels, timer)
-        self._timer = timer
-        self._images = store.images.numpy()
-        self._labels = torch.from_numpy(labels)
-        self._crop_flip = crop_flip
-        self.num_draws = crop_flip.num_draws
-
-    def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
-        """Return (uint8 [N, C, size, size], int64 [N])."""
-        if not self._crop_flip.supports(size, size) or self._images.shape[-2:] != (size, size):
-            # Resize before cropping, so that padding is in pixels of the model's input.
-            read = self._array_reader.read(indices, draws, size)
-            cropped = read._replace(images=self._crop_flip(read.images, torch.from_numpy(draws)))
+        if self._crop_flip:  # after resizing, so that padding is in pixels of the model's input
+            images = self._crop_flip(images, torch.from_numpy(draws))
             self._timer.end_stage("augment")
-            return cropped
-        images = self._crop_flip.gather(self._images, indices, draws)
-        self._timer.end_read(images.nbytes)
-        return ReadSamples(images, self._labels[torch.from_numpy(indices)], np.ones(len(indices), dtype=np.bool_))
+        return images
 
 
 class ImageReader:
@@ -185,3 +142,6 @@ class ImageReader:
     @property
     def _channels(self) -> Literal[1, 3]:
         return 3 if self._source.info.channels == 3 else 1
+
+
+SampleReader = ArrayReader | ImageReader

@@ -17,7 +17,7 @@ from paceline.core.process import cpu_ticks, descendants
 from paceline.core.units import count, share, size
 from paceline.data.files import printable
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
-from paceline.data.worker_limits import estimate_batch_bytes
+from paceline.data.workers import estimate_batch_bytes
 from paceline.lab.doctor.check import (
     DoctorFinding,
     HostContext,
@@ -47,7 +47,7 @@ _MAX_WORKERS: Final = 16
 _BASE_FILES: Final = 64
 """Files of a rank besides those below: the program's own, checkpoints, logs, images."""
 _FILES_PER_WORKER: Final = 24
-"""As in `data.worker_limits`: a training and an evaluation worker, and their batches."""
+"""As in `data.workers.estimate_batch_bytes`: a training and an evaluation worker, and their batches."""
 _RENDEZVOUS_FILES: Final = 21
 _FILES_PER_RANK: Final = 2
 """Files of gloo: 21 + 2n for n ranks, measured with torch 2.15 by counting /proc/self/fd."""

@@ -14,7 +14,7 @@ from paceline.data.loaders.batch_maker import InlineLoader
 from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.loaders.device import DeviceLoader, load_split_to_device
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.timing import build_batch_timer, build_loader_stats
+from paceline.data.timing import BatchTimer, LoaderStats
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 50, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
@@ -51,7 +51,7 @@ def inline(data: Data, *, on_device: bool = False, size: int = 16) -> InlineLoad
 
 def resident(inline_loader: InlineLoader, augments: tuple[Augment, ...] = ()) -> DeviceLoader:
     """Return the device loader with the schedule of another loader."""
-    stats, timer = build_loader_stats(time.perf_counter, 0, "device"), build_batch_timer(time.perf_counter)
+    stats, timer = LoaderStats(time.perf_counter, 0, "device"), BatchTimer(time.perf_counter)
     return DeviceLoader(
         load_split_to_device(source(), torch.device("cpu")), inline_loader.batch_maker.schedule, augments, stats, timer
     )

@@ -2,11 +2,11 @@
 
 import torch
 
-from paceline.data.loaders.native import PageableHostBuffers, build_host_buffers
+from paceline.data.loaders.native import PageableBuffers
 
 
 def test_memory_is_not_reused_while_a_tensor_references_it() -> None:
-    buffers = PageableHostBuffers()
+    buffers = PageableBuffers()
     whole = buffers.allocate((4, 3, 2, 2))
     whole.fill_(7)
     part = whole.chunk(2)[1]
@@ -17,7 +17,7 @@ def test_memory_is_not_reused_while_a_tensor_references_it() -> None:
 
 
 def test_unreferenced_memory_is_reused() -> None:
-    buffers = PageableHostBuffers()
+    buffers = PageableBuffers()
     first = buffers.allocate((4, 3, 2, 2))
     where = first.data_ptr()
     del first
@@ -26,7 +26,7 @@ def test_unreferenced_memory_is_reused() -> None:
 
 
 def test_the_total_is_the_most_memory_in_use_at_once() -> None:
-    buffers = PageableHostBuffers()
+    buffers = PageableBuffers()
     referenced: list[torch.Tensor] = []
     for _ in range(100):
         referenced = [*referenced[-2:], buffers.allocate((10,))]
@@ -34,24 +34,20 @@ def test_the_total_is_the_most_memory_in_use_at_once() -> None:
 
 
 def test_a_smaller_batch_reuses_the_memory_of_a_larger_one() -> None:
-    buffers = PageableHostBuffers()
+    buffers = PageableBuffers()
     buffers.allocate((10, 3))
     assert buffers.allocate((7, 3)).shape == (7, 3) and buffers.num_bytes == 30
 
 
 def test_memory_that_is_too_small_is_freed() -> None:
-    buffers = PageableHostBuffers()
+    buffers = PageableBuffers()
     buffers.allocate((10,))
     buffers.allocate((20,))
     assert buffers.num_bytes == 20
 
 
 def test_an_array_over_a_tensor_references_the_memory_too() -> None:
-    buffers = PageableHostBuffers()
+    buffers = PageableBuffers()
     array = buffers.allocate((6,)).fill_(1).numpy()
     buffers.allocate((6,)).fill_(2)
     assert array.tolist() == [1] * 6
-
-
-def test_without_pinning_memory_is_pageable() -> None:
-    assert isinstance(build_host_buffers(pin_memory=False), PageableHostBuffers)

@@ -24,11 +24,11 @@ from paceline.data.augment.geometric import BatchFlip
 from paceline.data.bad_images import build_bad_image_policy
 from paceline.data.batch import Batch
 from paceline.data.loaders.batch_maker import BatchMaker
-from paceline.data.loaders.native import BATCHES_AHEAD, BatchFinisher, BatchPlanner, NativeLoader, PageableHostBuffers
+from paceline.data.loaders.native import BATCHES_AHEAD, BatchFinisher, BatchPlanner, NativeLoader, PageableBuffers
 from paceline.data.loaders.reader import ImageReader
 from paceline.data.order import BatchSchedule, EvalBatchSchedule, EvalShard, TrainBatchSchedule, TrainOrder
 from paceline.data.resize import CenterCropResizer, RandomCropResizer, Resizer
-from paceline.data.timing import build_batch_timer, build_loader_stats
+from paceline.data.timing import BatchTimer, LoaderStats
 from paceline.data.workers import WorkerProgress, track_source
 from paceline.recipe.schema.data import Data
 
@@ -161,7 +161,7 @@ def native_loader(
     schedule: BatchSchedule,
     resizer: Resizer,
     make_pool: Callable[[], PillowPool] = PillowPool,
-    buffers: PageableHostBuffers | None = None,
+    buffers: PageableBuffers | None = None,
 ) -> NativeLoader:
     purpose = "train" if resizer is CROP else "eval"
     augments = build_augments(data.augment, (0.5,) * 3) if purpose == "train" else ()
@@ -170,7 +170,7 @@ def native_loader(
     progress = WorkerProgress(3)
     finishers = []
     for worker in range(3):
-        timer = build_batch_timer(time.perf_counter)
+        timer = BatchTimer(time.perf_counter)
         reader = ImageReader(
             track_source(pack, progress.for_worker(worker)), resizer, build_bad_image_policy(data, purpose), timer
         )
@@ -180,23 +180,23 @@ def native_loader(
         planner,
         finishers,
         make_pool,
-        buffers or PageableHostBuffers(),
+        (buffers or PageableBuffers()).allocate,
         timeout=data.worker_timeout,
         progress=progress,
-        loader_stats=build_loader_stats(time.perf_counter, 2, "native"),
-        timer=build_batch_timer(time.perf_counter),
+        loader_stats=LoaderStats(time.perf_counter, 2, "native"),
+        timer=BatchTimer(time.perf_counter),
     )
 
 
 def schedule_of(data: Data) -> TrainBatchSchedule:
     augments = build_augments(data.augment, (0.5,) * 3)
     num_draws = CROP.num_draws + sum(augment.num_draws for augment in augments)
-    return TrainBatchSchedule(ORDER, lambda step: 16, [False] * num_draws, 0, lambda draws: draws, 4)
+    return TrainBatchSchedule(ORDER, lambda step: 16, [False] * num_draws, 0, None, 4)
 
 
 def alone(pack: Pack, data: Data, first: int = 0, stop: int = 5) -> list[Batch]:
     """Return the batches of a Python loader."""
-    timer = build_batch_timer(None)
+    timer = BatchTimer(None)
     reader = ImageReader(pack, CROP, build_bad_image_policy(data, "train"), timer)
     batches = BatchMaker(schedule_of(data), reader, build_augments(data.augment, (0.5,) * 3), timer)
     return [batches[number] for number in range(first, stop)]
@@ -290,7 +290,7 @@ def test_an_evaluation_in_inference_mode_reads_files_in_threads_without_it(closi
 
 
 def test_batches_stay_valid_while_they_are_referenced(closing) -> None:
-    buffers = PageableHostBuffers()
+    buffers = PageableBuffers()
     loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, buffers=buffers)
     closing.append(loader)
     batches = list(loader.batches(0, 5))
@@ -303,7 +303,7 @@ def test_batches_stay_valid_while_they_are_referenced(closing) -> None:
 
 
 def test_memory_is_bounded_by_the_prefetched_batches(closing) -> None:
-    buffers = PageableHostBuffers()
+    buffers = PageableBuffers()
     loader = native_loader(Pack(), FLIP, schedule_of(FLIP), CROP, buffers=buffers)
     closing.append(loader)
     for _ in loader.batches(0, 60):

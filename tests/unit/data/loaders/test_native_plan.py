@@ -64,7 +64,7 @@ class FakePack:
 
 def planner(*, flip: bool = True, sizes=lambda step: 16, batch: int = 12) -> BatchPlanner:
     order = TrainOrder(seed=1, num_images=60, batch_size=batch)
-    schedule = TrainBatchSchedule(order, sizes, [False] * (CROP.num_draws + 1), 0, lambda draws: draws)
+    schedule = TrainBatchSchedule(order, sizes, [False] * (CROP.num_draws + 1), 0)
     return BatchPlanner(FakePack(), schedule, CROP, BatchFlip(0.5) if flip else None)
 
 

@@ -14,8 +14,7 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Sample
 from paceline.core.errors import DataError
 from paceline.data.augment.build import build_device_transforms
 from paceline.data.batch import Batch
-from paceline.data.loaders.build import Loader, LoaderOptions, build_train_loader
-from paceline.data.loaders.replay import NUM_REPLAYED_BATCHES, ReplayLoader, keep_on_host
+from paceline.data.loaders.build import NUM_REPLAYED_BATCHES, Loader, LoaderOptions, ReplayLoader, build_train_loader
 from paceline.data.order import TrainOrder
 from paceline.data.transfer import DeviceTransfer
 from paceline.recipe.schema.data import Data
@@ -43,14 +42,14 @@ def same(one: Batch, other: Batch) -> bool:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_batches_repeat_with_their_sizes(workers: int) -> None:
     made = list(loader_of().batches(3, 7))
-    replayed = list(ReplayLoader(loader_of(workers), 4, keep_on_host).batches(3, 13))
+    replayed = list(ReplayLoader(loader_of(workers), 4).batches(3, 13))
     assert len(replayed) == 10
     assert all(same(batch, made[position % 4]) for position, batch in enumerate(replayed))
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 4])
 def test_fewer_steps_than_replays_make_no_more_batches(num_steps: int) -> None:
-    loader = ReplayLoader(loader_of(), 4, keep_on_host)
+    loader = ReplayLoader(loader_of(), 4)
     assert len(list(loader.batches(2, 2 + num_steps))) == num_steps
     stats = loader.stats()
     assert stats is not None and stats.batches == num_steps
@@ -58,7 +57,7 @@ def test_fewer_steps_than_replays_make_no_more_batches(num_steps: int) -> None:
 
 def test_workers_end_before_the_first_batch() -> None:
     before = set(active_children())
-    replayed = ReplayLoader(loader_of(workers=2), NUM_REPLAYED_BATCHES, keep_on_host).batches(0, 100)
+    replayed = ReplayLoader(loader_of(workers=2), NUM_REPLAYED_BATCHES).batches(0, 100)
     next(replayed)
     assert set(active_children()) <= before
     assert len(list(replayed)) == 99
@@ -67,12 +66,12 @@ def test_workers_end_before_the_first_batch() -> None:
 def test_threads_end_before_the_first_batch() -> None:
     options = LoaderOptions(2, pin_memory=False, loader="threads")
     loader = build_train_loader(MIX, source(), ORDER, lambda step: 16, options)
-    next(ReplayLoader(loader, NUM_REPLAYED_BATCHES, keep_on_host).batches(0, 100))
+    next(ReplayLoader(loader, NUM_REPLAYED_BATCHES).batches(0, 100))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("loader")]
 
 
 def test_the_result_counts_each_made_batch_once() -> None:
-    loader = ReplayLoader(loader_of(), 4, keep_on_host)
+    loader = ReplayLoader(loader_of(), 4)
     list(loader.batches(0, 10))
     stats = loader.stats()
     assert stats is not None and (stats.batches, stats.images) == (4, 40)
@@ -98,7 +97,7 @@ class Holed:
 def test_bad_samples_are_reported_once() -> None:
     options = LoaderOptions(0, pin_memory=False)
     made = build_train_loader(Data(on_bad_image="skip"), Holed(), ORDER, lambda step: 16, options)
-    bad_by_batch = [batch.bad for batch in ReplayLoader(made, 5, keep_on_host).batches(0, 15)]
+    bad_by_batch = [batch.bad for batch in ReplayLoader(made, 5).batches(0, 15)]
     assert {bad.index for row in bad_by_batch[:5] for bad in row} == {7, 8}
     assert bad_by_batch[5:] == [()] * 10
 

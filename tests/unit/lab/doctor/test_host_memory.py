@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.data import worker_limits
+from paceline.data import workers
 from paceline.data.loaders.process import BATCHES_PER_WORKER
 from paceline.lab.doctor import host
 from paceline.lab.doctor.check import DoctorFinding, HostContext
@@ -17,7 +17,7 @@ from paceline.lab.doctor.host import HOST_CHECKS
 
 Usage = namedtuple("Usage", "total used free")
 GB = 10**9
-ONE_WORKER = 3 * 2 * worker_limits.estimate_batch_bytes(64, 3, 224)
+ONE_WORKER = 3 * 2 * workers.estimate_batch_bytes(64, 3, 224)
 
 
 @pytest.fixture
@@ -45,9 +45,7 @@ def write(path: Path, text: str) -> None:
 
 def test_what_a_worker_takes_is_what_training_reckons_with() -> None:
     assert host._PREFETCHED_BATCHES == BATCHES_PER_WORKER
-    assert host._FILES_PER_WORKER == 2 * (
-        worker_limits._FILES_PER_WORKER + worker_limits._TENSORS_PER_BATCH * BATCHES_PER_WORKER
-    )
+    assert host._FILES_PER_WORKER == 2 * (workers._FILES_PER_WORKER + workers._TENSORS_PER_BATCH * BATCHES_PER_WORKER)
 
 
 def test_a_container_s_memory_counts_and_not_its_host_s(found, tmp_path: Path, monkeypatch) -> None:
