@@ -18,7 +18,6 @@ from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
 from paceline.data.convert import assemble, pack_writer
 from paceline.data.convert.pack_writer import PackOptions, write_pack
-from paceline.data.convert.partial_pack import ROW_DTYPE
 from paceline.data.pack.reader import open_pack
 from paceline.data.sources.folder import load_folder
 from paceline.recipe.schema.source import Folder
@@ -29,10 +28,9 @@ OPTIONS = [PackOptions(), PackOptions(shard_bytes=10_000)]
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch) -> Datasets:
-    """Return small images, with frequent journal entries and small shards."""
+    """Return small images, with small shards allowed."""
     monkeypatch.setattr(pack_writer, "_FILES_PER_TASK", 2)
     monkeypatch.setattr(pack_writer, "_MIN_SHARD_BYTES", 1000)
-    monkeypatch.setattr("paceline.data.convert.partial_pack._SYNC_ROWS", 3)
     for number in range(IMAGES):
         path = tmp_path / "photos" / ("val" if number % 4 == 3 else "train") / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +84,10 @@ def assert_complete_or_absent(photos: Datasets, out: Path) -> bool:
 def test_packing_killed_repeatedly_gives_the_same_bytes(photos, tmp_path, options) -> None:
     pack(photos, tmp_path / "whole", options)
     out, total = tmp_path / "again", len(photos.train) + len(photos.val)
-    draw, kills, seen = random.Random(0), 0, [0]
+    draw, kills = random.Random(0), 0
     while not out.exists():
-        beginning, seen = seen[-1], seen[-1:]
 
-        def die(done: int, total: int, at: int = beginning + draw.randrange(1, 9)) -> None:
+        def die(done: int, total: int, at: int = 1 + draw.randrange(total + 9 * kills)) -> None:
             if done >= at:  # killed from another thread, so that any instruction may be the last
                 wait_s = draw.random() * 0.002
                 threading.Timer(wait_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -100,16 +97,9 @@ def test_packing_killed_repeatedly_gives_the_same_bytes(photos, tmp_path, option
         kills += code != 0
         assert_complete_or_absent(photos, out)
         assert kills < 200, "it comes no further"
-        seen = [max(beginning, *_journalled(tmp_path / ".again.part"))]
-    assert kills >= 3 and seen[-1] <= total
+    assert kills >= 3
     assert_writes_nothing(photos, out, options)
     assert contents(out) == contents(tmp_path / "whole")
-
-
-def _journalled(part: Path) -> tuple[int, ...]:
-    """Return the number of samples in an unfinished pack."""
-    journal = part / "journal"
-    return (0, (journal.stat().st_size - 40) // ROW_DTYPE.itemsize if journal.exists() else 0)
 
 
 def assert_writes_nothing(photos: Datasets, out: Path, options: PackOptions) -> None:
@@ -146,7 +136,7 @@ def test_a_kill_around_any_flush_leaves_nothing_or_a_complete_pack(photos, tmp_p
         monkeypatch.setattr(owner, name, dying(getattr(owner, name)))
     pack(photos, tmp_path / "whole", options)
     last = state.seen
-    assert last > 30
+    assert last >= 20
     for number in (1, 2, 3, 7, 12, *range(last - 10, last + 1)):
         state.left = number
         killed += run_in_child(lambda: pack(photos, out, options)) == -signal.SIGKILL
@@ -154,7 +144,9 @@ def test_a_kill_around_any_flush_leaves_nothing_or_a_complete_pack(photos, tmp_p
         if not assert_complete_or_absent(photos, out):
             pack(photos, out, options)
         found = contents(out)
-        for name in ("journal", "reasons.json"):  # a kill after the last rename may leave it beside the shards
+        for name in [
+            name for name in found if name.endswith(".rows") or name == "pack.key"
+        ]:  # a kill after the last rename may leave it beside the shards
             found.pop(name, None)
         assert found == contents(tmp_path / "whole")
         for path in (out, tmp_path / ".again.part"):

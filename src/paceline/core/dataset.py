@@ -1,5 +1,6 @@
 """Metadata of a data set, and the protocol of sources of samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -32,6 +33,26 @@ class DatasetInfo:
     def num_classes(self) -> int:
         """Number of classes of the training split."""
         return len(self.class_names)
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedNames:
+    """N names in little memory: name i is `joined[ends[i - 1]:ends[i]]`."""
+
+    joined: bytes | memoryview
+    ends: NDArray[np.integer]  # [N]
+
+    @classmethod
+    def from_list(cls, names: Sequence[bytes]) -> "JoinedNames":
+        """Join `names`."""
+        return cls(b"".join(names), np.cumsum([len(name) for name in names], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> bytes:
+        start = int(self.ends[index - 1]) if index else 0
+        return bytes(self.joined[start : int(self.ends[index])])
 
 
 class Source(Protocol):

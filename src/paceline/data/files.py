@@ -1,4 +1,4 @@
-"""File helpers of the data package: paths as users type them, image extensions, and random access to open files."""
+"""File helpers of the data package: paths as users type them, image extensions, syncs, and random access."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 # Browsers and Windows also use the last three.
 JPEG_EXTENSIONS: Final = frozenset({"jpg", "jpeg", "jpe", "jfif", "jfi"})
@@ -76,6 +76,24 @@ def _format_extension(extension: str, names: Counter[str]) -> str:
     if len(names) == 1:
         return printable(next(iter(names)))
     return printable(extension) if extension else "without an extension"
+
+
+def fsync_file(file: IO[bytes]) -> None:
+    """Flush an open file to disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def fsync_path(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems refuse to sync a folder
+            raise
+    finally:
+        os.close(descriptor)
 
 
 # Files are opened on first use and read with `pread`: no file is mapped, so a truncated file is an error and not a

@@ -3,19 +3,17 @@
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import ArraySource, Source
+from paceline.core.dataset import ArraySource, JoinedNames, Source
 from paceline.core.errors import DataError
 from paceline.core.files import move_without_overwriting, open_to_read, open_to_write
-from paceline.data.convert.fsync import fsync_file, fsync_path
-from paceline.data.convert.partial_pack import LOG_NAME, PartialPack, find_foreign_file, remove_pack
-from paceline.data.files import printable
+from paceline.data.convert.partial_pack import KEY_NAME, PackedShard, PartialPack, find_foreign_file, remove_pack
+from paceline.data.files import fsync_file, fsync_path, printable
 from paceline.data.pack.format import (
     ALIGNMENT,
     COLUMNS,
@@ -35,48 +33,34 @@ from paceline.data.pack.shards import HEADER_BYTES
 from paceline.data.sources.image_files import ImageFileSource
 
 _ROWS_PER_CHUNK = 1 << 18  # so that only the last chunk of a column needs padding
-# Index columns that are fields of the log.
+# Index columns that are fields of the rows.
 _ROW_FIELDS = {
     "lengths": "length", "crc32s": "crc32", "labels": "label", "heights": "height", "widths": "width", "kinds": "kind",
 }  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class SampleNames:
-    """The names of N samples."""
+def get_sample_names(source: Source) -> JoinedNames:
+    """Return the names of a split, paths relative to the root for files; each b"" for an array."""
+    match source:
+        case ArraySource():
+            return JoinedNames(b"", np.zeros(len(source), dtype=np.int64))
+        case ImageFileSource(paths=names) | PackSource(names=names):
+            return names
+    return JoinedNames.from_list(
+        [source.name_of(index).encode("utf-8", "surrogateescape") for index in range(len(source))]
+    )
 
-    joined: bytes | memoryview  # empty without names
-    ends: NDArray[np.uint64]  # [N]: the end of each name in `joined`
 
-    @classmethod
-    def from_source(cls, source: Source) -> "SampleNames":
-        """Return the names of a split; for files, paths relative to the root."""
-        match source:
-            case ArraySource():
-                return cls(b"", np.zeros(len(source), dtype=np.uint64))
-            case ImageFileSource(paths=joined, ends=ends):
-                return cls(joined, ends.astype(np.uint64))
-            case PackSource():
-                columns = source.index.splits[source.info.split]
-                return cls(columns.names, columns.name_ends)
-        names = [source.name_of(index).encode("utf-8", "surrogateescape") for index in range(len(source))]
-        return cls(b"".join(names), np.cumsum([len(name) for name in names], dtype=np.uint64))
-
-    def get_bytes(self, index: int) -> bytes:
-        """Return the name of a sample, b"" without names."""
-        start = int(self.ends[index - 1]) if index else 0
-        return bytes(self.joined[start : int(self.ends[index])])
-
-    def format_name(self, index: int) -> str:
-        """Return the printable name of a sample, `[12]` without names."""
-        name = self.get_bytes(index).decode("utf-8", "surrogateescape")
-        return printable(name) if name else f"[{index}]"
+def format_sample_name(names: JoinedNames, index: int) -> str:
+    """Return the printable name of a sample, `[12]` without names."""
+    name = names[index].decode("utf-8", "surrogateescape")
+    return printable(name) if name else f"[{index}]"
 
 
 def assemble_pack(
     partial: PartialPack,
     meta: PackMeta,
-    names: tuple[SampleNames, SampleNames],
+    names: tuple[JoinedNames, JoinedNames],
     pack_id: bytes,
     out: Path,
     *,
@@ -86,15 +70,16 @@ def assemble_pack(
 
     With `overwrite` an existing pack is replaced. Raise `DataError` if another process has created `out` meanwhile.
     """
-    # The log stays until the pack has its name, so an interrupted run repeats these steps.
-    rows = partial.read_rows()
-    shards = _ShardData.from_rows(rows)
+    # The rows stay until the pack has its name, so an interrupted run repeats these steps.
+    shards = partial.shards
+    rows = np.concatenate([shard.rows for shard in shards])
+    offsets = _compute_offsets(shards)
     if partial.shard_bytes is None:
         shard = shards[0]
         data_path = partial.get_data_path(0)
         header_without_index = PackHeader(FileRole.WHOLE, pack_id, 0, shard.data_bytes, shard.data_crc32)
         with open_to_write(data_path, "r+b") as file:
-            num_bytes = _write_index(file, header_without_index, meta, [], rows, _compute_offsets(rows, shards), names)
+            num_bytes = _write_index(file, header_without_index, meta, [], rows, offsets, names)
         _move_into_place(data_path, out, overwrite=overwrite)
         remove_pack(partial.folder)
         return num_bytes
@@ -111,41 +96,21 @@ def assemble_pack(
         table.append((num_bytes, zlib.crc32(header.to_bytes())))
     with open_to_write(partial.folder / INDEX_NAME, "wb") as file:
         header_without_index = PackHeader(FileRole.INDEX, pack_id, 0, 0, 0, num_shards=len(shards))
-        num_bytes = _write_index(file, header_without_index, meta, table, rows, _compute_offsets(rows, shards), names)
+        num_bytes = _write_index(file, header_without_index, meta, table, rows, offsets, names)
     fsync_path(partial.folder)
     # The unfinished folder is private. The pack's follows the umask as its files do, plus x for everyone who has r.
     file_mode = partial.get_data_path(0).stat().st_mode & 0o777
     partial.folder.chmod(file_mode | (file_mode & 0o444) >> 2)
     _move_into_place(partial.folder, out, overwrite=overwrite)
-    (out / LOG_NAME).unlink()
-    for reasons in out.glob("*.json"):
-        reasons.unlink()
+    for path in (*out.glob("*.rows"), out / KEY_NAME):
+        path.unlink()
     return num_bytes + sum(size for size, _ in table)
 
 
-@dataclass(frozen=True)
-class _ShardData:
-    start: int  # in the concatenated data of all shards
-    data_bytes: int
-    data_crc32: int
-
-    @classmethod
-    def from_rows(cls, rows: NDArray[np.void]) -> "list[_ShardData]":
-        numbers = rows["shard"]
-        shards: list[_ShardData] = []
-        start = 0
-        for number in range(int(numbers[-1]) + 1):
-            # Rows are ordered by shard, and the last one has the CRC-32 of all data before its end.
-            last = rows[np.searchsorted(numbers, number, side="right") - 1]
-            shards.append(cls(start, int(last["offset"]) + int(last["length"]), int(last["data_crc32"])))
-            start += shards[-1].data_bytes
-        return shards
-
-
-def _compute_offsets(rows: NDArray[np.void], shards: list[_ShardData]) -> NDArray[np.uint64]:
-    starts = np.array([shard.start for shard in shards], dtype=np.uint64)
-    offsets: NDArray[np.uint64] = starts[rows["shard"]] + rows["offset"]
-    return offsets
+def _compute_offsets(shards: list[PackedShard]) -> NDArray[np.uint64]:
+    # In the concatenated data of all shards.
+    starts = np.cumsum([0, *(shard.data_bytes for shard in shards[:-1])], dtype=np.uint64)
+    return np.concatenate([start + shard.rows["offset"] for start, shard in zip(starts, shards, strict=True)])
 
 
 def _write_index(
@@ -155,14 +120,14 @@ def _write_index(
     table: list[tuple[int, int]],
     rows: NDArray[np.void],
     offsets: NDArray[np.uint64],
-    names: tuple[SampleNames, SampleNames],
+    names: tuple[JoinedNames, JoinedNames],
 ) -> int:
     meta_json = meta.to_json()
     if len(meta_json) > MAX_META_BYTES:
         raise DataError(
             f"the class names are {len(meta_json):,} bytes long, more than a pack holds ({MAX_META_BYTES:,})"
         )
-    num_train = len(names[0].ends)
+    num_train = len(names[0])
     sizes = IndexSizes(
         len(meta_json), len(table), (num_train, len(rows) - num_train), (len(names[0].joined), len(names[1].joined))
     )
@@ -202,7 +167,7 @@ def _iter_index_chunks(
     table: list[tuple[int, int]],
     rows: NDArray[np.void],
     offsets: NDArray[np.uint64],
-    names: tuple[SampleNames, SampleNames],
+    names: tuple[JoinedNames, JoinedNames],
 ) -> Iterator[bytes]:
     yield sizes.to_bytes()
     yield _pad_to_alignment(meta_json)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
@@ -21,6 +21,7 @@ from paceline.data.decode import decode
 from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.jpeg_record import JpegRecord
 from paceline.data.pack.reader import PackSource
+from paceline.data.sources.fingerprint import get_labels
 from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.lmdb import LmdbSource
@@ -37,22 +38,28 @@ _MAX_SIDE = 65535  # of a JPEG and of the index
 _MAX_BAD_SHOWN = 5
 
 
-def run_ordered(tasks: Iterable[Callable[[], Result]], workers: int) -> Generator[Result, None, None]:
-    """Yield the results of `tasks` in order, computed by `workers` threads; raise a task's exception.
+def map_ordered(
+    function: Callable[[int], Result], numbers: range, workers: int, *, chunk: int
+) -> Generator[list[Result], None, None]:
+    """Call `function` with each of `numbers` in `workers` threads; yield lists of `chunk` results in order.
 
-    Closing the generator cancels pending tasks and waits for running ones.
+    Raise what a call has raised. Closing the generator cancels pending calls and waits for running ones.
     """
     with ThreadPoolExecutor(workers, thread_name_prefix="pack") as pool:
-        pending: deque[Future[Result]] = deque()
+        pending: deque[Future[list[Result]]] = deque()
         try:
-            for task in tasks:
-                pending.append(pool.submit(task))
+            for first in range(0, len(numbers), chunk):
+                pending.append(pool.submit(_call_each, function, numbers[first : first + chunk]))
                 if len(pending) >= _TASKS_PER_THREAD * workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _call_each(function: Callable[[int], Result], numbers: range) -> list[Result]:
+    return [function(number) for number in numbers]
 
 
 # Size and modification time of a file, hashed, show a change, as in rsync. All samples of an LMDB or of Arrow files
@@ -198,16 +205,10 @@ def build_bad_images_error(bad: Sequence[tuple[str, str]]) -> DataError:
 
 
 def _get_label(source: Source, number: int, error: DataError) -> int:
-    match source:
-        case (
-            ImageFileSource(labels=labels)
-            | PackSource(labels=labels)
-            | LmdbSource(labels=labels)
-            | WebDatasetSource(labels=labels)
-            | HuggingFaceSource(labels=labels)
-        ):
-            return int(labels[number])
-    raise error  # of a plugin, whose labels come only with the images
+    labels = get_labels(source)
+    if labels is None:
+        raise error  # of a plugin, whose labels come only with the images
+    return int(labels[number])
 
 
 def _encode_record(record: bytes, label: int) -> EncodedSample:

@@ -16,10 +16,9 @@ import numpy as np
 
 from paceline.core.dataset import ArraySource, Datasets, Source, Split
 from paceline.core.errors import DataError
-from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, encode_png, run_ordered
-from paceline.data.convert.fsync import fsync_path
+from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, encode_png, map_ordered
 from paceline.data.file_lock import create_folder_atomically
-from paceline.data.files import printable
+from paceline.data.files import fsync_path, printable
 from paceline.data.native import load_native
 from paceline.data.pack.format import KIND_PIXELS
 from paceline.data.sources.fingerprint import digest_split
@@ -144,7 +143,8 @@ class _LmdbSplitWriter:
     def batches(self, encoder: SampleEncoder, workers: int) -> Iterator[list[_KeyValue]]:
         batch: list[_KeyValue] = []
         num_bytes = 0
-        with closing(run_ordered(self._iter_tasks(encoder), workers)) as read:
+        numbers = range(len(self.source))
+        with closing(map_ordered(partial(encoder, self.source), numbers, workers, chunk=_IMAGES_PER_TASK)) as read:
             for samples in read:
                 batch += [self._build_entry(sample) for sample in samples]
                 num_bytes += sum(len(value) for _, value in batch[-len(samples) :])
@@ -153,12 +153,6 @@ class _LmdbSplitWriter:
                     batch, num_bytes = [], 0
         if batch:
             yield batch
-
-    def _iter_tasks(self, encoder: SampleEncoder) -> Iterator[Callable[[], list[EncodedSample]]]:
-        for first in range(0, len(self.source), _IMAGES_PER_TASK):
-            yield partial(
-                _encode_samples, encoder, self.source, range(first, min(first + _IMAGES_PER_TASK, len(self.source)))
-            )
 
     def _build_entry(self, sample: EncodedSample) -> _KeyValue:
         index = len(self.labels)
@@ -191,13 +185,9 @@ class _LmdbSplitWriter:
 def _sample_name(source: Source, index: int) -> str:
     # Relative to the root, so that the file does not depend on where the source is.
     match source:
-        case ImageFileSource(paths=paths, ends=ends):
-            return printable(os.fsdecode(paths[int(ends[index - 1]) if index else 0 : int(ends[index])]))
+        case ImageFileSource():
+            return printable(source.get_listed_path(index))
     return source.name_of(index)
-
-
-def _encode_samples(encoder: SampleEncoder, source: Source, indices: range) -> list[EncodedSample]:
-    return [encoder(source, index) for index in indices]
 
 
 def _stored_bytes(source: Source, sample: EncodedSample) -> bytes:

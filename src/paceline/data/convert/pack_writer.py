@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 import PIL
 
-from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.dataset import ArraySource, Datasets, JoinedNames, Source
 from paceline.core.errors import DataError
-from paceline.data.convert.assemble import SampleNames, assemble_pack, check_replaceable
+from paceline.data.convert.assemble import assemble_pack, check_replaceable, format_sample_name, get_sample_names
 from paceline.data.convert.encode import (
     EncodedSample,
     FileStateFunction,
     SampleEncoder,
     build_bad_images_error,
     build_file_state_function,
-    run_ordered,
+    map_ordered,
 )
 from paceline.data.convert.partial_pack import PartialPack
 from paceline.data.files import printable
@@ -67,9 +67,9 @@ def write_pack(
 ) -> PackResult:
     """Write both splits to `out`, a file or a folder of shards; call `progress` with (done, total).
 
-    An interrupted run resumes at the first sample that is missing or whose file has changed. Raise `DataError` if `out`
-    exists or cannot be written, another unfinished pack is in its place, the disk is full, or, after all other images
-    are packed, for unreadable images without `options.skip_bad`.
+    An interrupted run resumes at the first shard that is unfinished or of which a file has changed. Raise `DataError`
+    if `out` exists or cannot be written, another unfinished pack is in its place, the disk is full, or, after all other
+    images are packed, for unreadable images without `options.skip_bad`.
     """
     out = out.absolute()
     _check_options(options)
@@ -77,7 +77,7 @@ def write_pack(
     core = load_native()
     key = _compute_key(datasets, options, has_native=core is not None)
     encoder = SampleEncoder(core.index_jpeg if core else None, options.every, options.resize, options.quality)
-    names = (SampleNames.from_source(datasets.train), SampleNames.from_source(datasets.val))
+    names = (get_sample_names(datasets.train), get_sample_names(datasets.val))
     try:
         unfinished = out.with_name(f".{out.name}.part")
         with closing(
@@ -176,19 +176,22 @@ def _add_missing_samples(
 ) -> None:
     total = len(datasets.train) + len(datasets.val)
     file_states = (build_file_state_function(datasets.train), build_file_state_function(datasets.val))
-    partial_pack.truncate(_count_unchanged(partial_pack, len(datasets.train), file_states, workers))
+    num_unchanged = _count_unchanged(partial_pack, len(datasets.train), file_states, workers)
+    if num_unchanged < total:
+        partial_pack.keep_before(num_unchanged)
     progress(partial_pack.num_done, total)
-    try:
-        with closing(
-            run_ordered(_iter_encode_tasks(datasets, encoder, file_states, partial_pack.num_done), workers)
-        ) as encoded:
+    first = 0
+    for source, file_state in zip((datasets.train, datasets.val), file_states, strict=True):
+        missing = range(max(0, partial_pack.num_done - first), len(source))
+        chunk = _PIXELS_PER_TASK if isinstance(source, ArraySource) else _FILES_PER_TASK
+        encode = partial(_encode_sample, encoder, source, file_state)
+        with closing(map_ordered(encode, missing, workers, chunk=chunk)) as encoded:
             for samples in encoded:
                 for sample in samples:
-                    partial_pack.add(sample, is_first=partial_pack.num_done in (0, len(datasets.train)))
+                    partial_pack.add(sample, is_first=partial_pack.num_done == first)
                 progress(partial_pack.num_done, total)
-    finally:
-        if partial_pack.num_done < total:
-            partial_pack.sync()  # keep finished samples after an error or interrupt
+        first += len(source)
+    partial_pack.finish_shard()
 
 
 def _count_unchanged(
@@ -196,13 +199,13 @@ def _count_unchanged(
 ) -> int:
     if not partial_pack.num_done:
         return 0
-    old_states = partial_pack.read_rows()["file_state"].copy()  # the caller shortens the mapped file
-    tasks = (
-        partial(_compute_file_states, file_states, num_train, first, min(first + _STATES_PER_TASK, len(old_states)))
-        for first in range(0, len(old_states), _STATES_PER_TASK)
-    )
+    old_states = np.concatenate([shard.rows["file_state"] for shard in partial_pack.shards])
+
+    def compute_state(number: int) -> int:
+        return file_states[0](number) if number < num_train else file_states[1](number - num_train)
+
     first = 0
-    with closing(run_ordered(tasks, workers)) as batches:
+    with closing(map_ordered(compute_state, range(len(old_states)), workers, chunk=_STATES_PER_TASK)) as batches:
         for each in batches:
             changed = np.flatnonzero(old_states[first : first + len(each)] != np.array(each, dtype=np.uint64))
             if len(changed):
@@ -211,56 +214,34 @@ def _count_unchanged(
     return first
 
 
-def _compute_file_states(
-    file_states: tuple[FileStateFunction, FileStateFunction], num_train: int, first: int, stop: int
-) -> list[int]:
-    train, val = file_states
-    return [train(number) if number < num_train else val(number - num_train) for number in range(first, stop)]
-
-
-def _iter_encode_tasks(
-    datasets: Datasets, encoder: SampleEncoder, file_states: tuple[FileStateFunction, FileStateFunction], num_done: int
-) -> Iterator[Callable[[], list[EncodedSample]]]:
-    start = 0
-    for source, file_state in zip((datasets.train, datasets.val), file_states, strict=True):
-        step = _PIXELS_PER_TASK if isinstance(source, ArraySource) else _FILES_PER_TASK
-        for first in range(max(0, num_done - start), len(source), step):
-            yield partial(_encode_range, encoder, source, file_state, first, min(first + step, len(source)))
-        start += len(source)
-
-
-def _encode_range(
-    encoder: SampleEncoder, source: Source, file_state: FileStateFunction, first: int, stop: int
-) -> list[EncodedSample]:
-    return [_encode_sample(encoder, source, file_state(number), number) for number in range(first, stop)]
-
-
-def _encode_sample(encoder: SampleEncoder, source: Source, file_state: int, number: int) -> EncodedSample:
-    # Taken before the sample is read, so that the next run detects a file that was replaced meanwhile.
-    return replace(encoder(source, number), file_state=file_state)
+def _encode_sample(encoder: SampleEncoder, source: Source, file_state: FileStateFunction, number: int) -> EncodedSample:
+    state = file_state(
+        number
+    )  # before the sample is read, so that the next run detects a file that was replaced meanwhile
+    return replace(encoder(source, number), file_state=state)
 
 
 def _count_unchanged_files(
-    partial_pack: PartialPack, names: tuple[SampleNames, SampleNames], *, skip_bad: bool
+    partial_pack: PartialPack, names: tuple[JoinedNames, JoinedNames], *, skip_bad: bool
 ) -> dict[str, int]:
-    rows = partial_pack.read_rows()
-    bad = np.flatnonzero(rows["is_bad"])
-    if len(bad) and not skip_bad:
-        first_of_val = len(names[0].ends)
-        named = []
-        for number in bad.tolist():
-            name = (
-                names[0].format_name(number) if number < first_of_val else names[1].format_name(number - first_of_val)
-            )
-            named.append((name, partial_pack.get_reason(int(rows[number]["reason"]))))
+    bad = [] if skip_bad else list(partial_pack.iter_bad())
+    if bad:
+        num_train = len(names[0])
+        named = [
+            (format_sample_name(names[at >= num_train], at - num_train * (at >= num_train)), reason)
+            for at, reason in bad
+        ]
         raise build_bad_images_error(named)
-    reasons = Counter(rows["reason"].tolist())
-    return {partial_pack.get_reason(number): reasons[number] for number in sorted(reasons) if number}
+    kept: Counter[str] = Counter()
+    for shard in partial_pack.shards:
+        for number, num_files in enumerate(np.bincount(shard.rows["reason"]).tolist()):
+            kept[shard.reasons[number]] += num_files
+    return {reason: num_files for reason, num_files in kept.items() if reason and num_files}
 
 
 def _build_write_error(out: Path, error: OSError) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DataError(
-            f"{printable(out)}: the disk is full (free some space and pack again: packing resumes from here)"
+            f"{printable(out)}: the disk is full (free some space and pack again: finished shards are kept)"
         )
     return DataError(f"{printable(out)}: cannot be written: {error.strerror or error} (write elsewhere)")

@@ -2,21 +2,20 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import Datasets, Source
+from paceline.core.dataset import Datasets, JoinedNames, Source
 from paceline.core.errors import DataError
 from paceline.core.files import write_new
-from paceline.data.convert.assemble import SampleNames
-from paceline.data.convert.encode import encode_png, run_ordered
+from paceline.data.convert.assemble import get_sample_names
+from paceline.data.convert.encode import encode_png, map_ordered
 from paceline.data.file_lock import create_folder_atomically
 from paceline.data.files import IMAGE_EXTENSIONS, JPEG_EXTENSIONS, printable
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
@@ -47,13 +46,14 @@ def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None],
     total = len(packed.train) + len(packed.val)
     images = num_bytes = 0
     try:
-        with (
-            create_folder_atomically(folder, "unpacking", _LOCK_NAME) as temporary,
-            closing(run_ordered(_iter_write_tasks(packed, temporary), max(1, workers))) as written,
-        ):
-            for batch in written:
-                images, num_bytes = images + len(batch), num_bytes + sum(batch)
-                progress(images, total)
+        with create_folder_atomically(folder, "unpacking", _LOCK_NAME) as temporary:
+            for source in (packed.train, packed.val):
+                files = _SplitFiles(source, get_sample_names(source), temporary / source.info.split)
+                numbers = range(len(source))
+                with closing(map_ordered(files.write, numbers, max(1, workers), chunk=_FILES_PER_TASK)) as written:
+                    for batch in written:
+                        images, num_bytes = images + len(batch), num_bytes + sum(batch)
+                        progress(images, total)
     except OSError as error:
         raise DataError(
             f"{printable(folder)}: cannot be written: {error.strerror or error} (write elsewhere)"
@@ -61,23 +61,13 @@ def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None],
     return UnpackResult(images, num_bytes)
 
 
-def _iter_write_tasks(packed: Datasets, folder: Path) -> Iterator[Callable[[], list[int]]]:
-    for source in (packed.train, packed.val):
-        files = _SplitFiles(source, SampleNames.from_source(source), folder / source.info.split)
-        for first in range(0, len(source), _FILES_PER_TASK):
-            yield partial(files.write, range(first, min(first + _FILES_PER_TASK, len(source))))
-
-
 @dataclass(frozen=True)
 class _SplitFiles:
     source: Source
-    names: SampleNames
+    names: JoinedNames
     folder: Path
 
-    def write(self, indices: range) -> list[int]:
-        return [self._write_one(index) for index in indices]
-
-    def _write_one(self, index: int) -> int:
+    def write(self, index: int) -> int:
         content, label = self._read_content(index)
         data = content if isinstance(content, bytes) else encode_png(content)
         path = self.folder / self._build_path(index, label, data)
@@ -98,7 +88,7 @@ class _SplitFiles:
     def _build_path(self, index: int, label: int, data: bytes) -> PurePosixPath:
         # Its own name if that lies in its class folder. Names of an untrusted pack cannot lead out of the folder.
         class_name = _sanitize_component(os.fsencode(self.source.info.class_names[label]), f"class-{label}")
-        name = self.names.get_bytes(index)
+        name = self.names[index]
         components = name.split(b"/")
         if (
             len(components) > 1

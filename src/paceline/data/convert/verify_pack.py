@@ -1,23 +1,22 @@
 """Compare a pack with the data set it was made from, sample by sample."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.core.dataset import Datasets, Sample, Source, Split
+from paceline.core.dataset import Datasets, JoinedNames, Sample, Source, Split
 from paceline.core.errors import DataError
 from paceline.data.bad_images import BadImage
-from paceline.data.convert.assemble import SampleNames
-from paceline.data.convert.encode import run_ordered, to_image
+from paceline.data.convert.assemble import format_sample_name, get_sample_names
+from paceline.data.convert.encode import map_ordered, to_image
 from paceline.data.decode import decode
 from paceline.data.native import NativeExtension, load_native
-from paceline.data.pack.format import KIND_RECORD, ProcessingMeta
+from paceline.data.pack.format import KIND_RECORD
 from paceline.data.pack.reader import PackSource
 
 _IMAGES_PER_TASK = 8
@@ -64,23 +63,22 @@ def compare_pack(
     differences: list[float] = []
     faults: list[Fault] = []
     progress(0, total)
-    with closing(run_ordered(_iter_compare_tasks(source, packed, core), max(1, workers))) as comparisons:
-        for batch in comparisons:
-            for result in batch:
-                images += 1
-                exact += result.difference == 0 and not result.fault
-                differences += [result.difference] if result.difference > 0 else []
-                num_faults += result.fault is not None
-                faults += [result.fault] if result.fault and len(faults) < _MAX_FAULTS else []
-            progress(images, total)
+    for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
+        split = _SplitComparison(
+            source_split, packed_split, get_sample_names(source_split), get_sample_names(packed_split), core
+        )
+        numbers = range(len(source_split))
+        with closing(map_ordered(split.compare, numbers, max(1, workers), chunk=_IMAGES_PER_TASK)) as comparisons:
+            for batch in comparisons:
+                new_faults = [each for each in batch if isinstance(each, Fault)]
+                differing = [each for each in batch if not isinstance(each, Fault) and each > 0]
+                images, num_faults = images + len(batch), num_faults + len(new_faults)
+                exact += len(batch) - len(new_faults) - len(differing)
+                differences += differing
+                faults += new_faults[: _MAX_FAULTS - len(faults)]
+                progress(images, total)
     mean = float(np.mean(differences)) if differences else 0.0
     return PackComparison(images, exact, mean, num_faults, tuple(faults), ("pillow", "native") if core else ("pillow",))
-
-
-@dataclass(frozen=True)
-class _SampleComparison:
-    difference: float  # mean over pixels, in gray levels; -1 if they were not compared
-    fault: Fault | None = None
 
 
 def _check_same_dataset(source: Source, packed: Source) -> None:
@@ -95,40 +93,23 @@ def _check_same_dataset(source: Source, packed: Source) -> None:
             )
 
 
-def _iter_compare_tasks(
-    source: Datasets, packed: Datasets, core: NativeExtension | None
-) -> Iterator[Callable[[], list[_SampleComparison]]]:
-    for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):
-        comparison = _SplitComparison(
-            source_split,
-            packed_split,
-            SampleNames.from_source(source_split),
-            SampleNames.from_source(packed_split),
-            core,
-        )
-        for first in range(0, len(source_split), _IMAGES_PER_TASK):
-            yield partial(comparison.compare, range(first, min(first + _IMAGES_PER_TASK, len(source_split))))
-
-
 @dataclass(frozen=True)
 class _SplitComparison:
     source: Source
     packed: Source
-    names: SampleNames
-    packed_names: SampleNames
+    names: JoinedNames
+    packed_names: JoinedNames
     core: NativeExtension | None
 
-    def compare(self, indices: range) -> list[_SampleComparison]:
-        return [self._compare_sample(index) for index in indices]
-
-    def _compare_sample(self, index: int) -> _SampleComparison:
+    # Return the mean difference of the pixels, in gray levels, or a fault.
+    def compare(self, index: int) -> float | Fault:
         packed_sample, source_sample = _read_sample(self.packed, index), _read_sample(self.source, index)
-        if self.names.get_bytes(index) != self.packed_names.get_bytes(index):
-            return self._build_fault(index, f"is named {self.packed_names.format_name(index)} in the pack")
+        if self.names[index] != self.packed_names[index]:
+            return self._build_fault(index, f"is named {format_sample_name(self.packed_names, index)} in the pack")
         if isinstance(packed_sample, str) or isinstance(source_sample, str):
             # A file that was unreadable when it was packed stays unreadable; the reasons may be worded differently.
             if isinstance(packed_sample, str) and isinstance(source_sample, str):
-                return _SampleComparison(0.0)
+                return 0.0
             return self._build_fault(
                 index,
                 packed_sample if isinstance(packed_sample, str) else f"can be read, but in the source: {source_sample}",
@@ -138,28 +119,29 @@ class _SplitComparison:
                 index, f"has label {packed_sample[1]} in the pack, and {source_sample[1]} in the source"
             )
         if isinstance(packed_sample[0], bytes) and packed_sample[0] == source_sample[0]:
-            return _SampleComparison(0.0)
+            return 0.0
         return self._compare_pixels(index, packed_sample, source_sample)
 
-    def _compare_pixels(self, index: int, packed_sample: Sample, source_sample: Sample) -> _SampleComparison:
+    def _compare_pixels(self, index: int, packed_sample: Sample, source_sample: Sample) -> float | Fault:
         try:
             expected, actual = self._decode(source_sample), self._decode(packed_sample)
         except DataError as error:
             return self._build_fault(index, BadImage.from_error(index, "", error).reason)
-        if self._is_native(index):
-            native_pixels = self._decode_native(index)
+        packed = self.packed
+        if self.core is not None and isinstance(packed, PackSource) and packed.kinds[index] == KIND_RECORD:
+            native_pixels = self._decode_native(packed.read_stored(index), self.core)
             if native_pixels.shape != actual.shape or not np.array_equal(native_pixels, actual):
                 return self._build_fault(index, "decodes to other pixels with the native core")
-        made = _get_processing(self.packed)
         if actual.shape == expected.shape and np.array_equal(actual, expected):
-            return _SampleComparison(0.0)
-        if made.resize is None:
+            return 0.0
+        resize = packed.index.meta.made.resize if isinstance(packed, PackSource) else None
+        if resize is None:
             return self._build_fault(index, "has other pixels in the pack")
-        return self._compare_resized(index, actual, expected, made.resize)
+        return self._compare_resized(index, actual, expected, resize)
 
     def _compare_resized(
         self, index: int, actual: NDArray[np.uint8], expected: NDArray[np.uint8], resize: int
-    ) -> _SampleComparison:
+    ) -> float | Fault:
         height, width = expected.shape[:2]
         scale = min(1.0, resize / min(height, width))
         size = (round(height * scale), round(width * scale))
@@ -172,7 +154,7 @@ class _SplitComparison:
         difference = float(np.abs(resized - actual).mean())
         if difference > _MAX_MEAN_DIFFERENCE:
             return self._build_fault(index, f"is another image: its pixels differ by {difference:.0f} of 255")
-        return _SampleComparison(difference)
+        return difference
 
     def _decode(self, sample: Sample) -> NDArray[np.uint8]:
         content, _ = sample
@@ -182,23 +164,17 @@ class _SplitComparison:
         pixels = np.asarray(decode(content, channels=channels, name=""))
         return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
-    def _is_native(self, index: int) -> bool:
-        packed = self.packed
-        return self.core is not None and isinstance(packed, PackSource) and packed.kinds[index] == KIND_RECORD
-
-    def _decode_native(self, index: int) -> NDArray[np.uint8]:
-        assert self.core is not None and isinstance(self.packed, PackSource)
-        record = self.packed.read_stored(index)
-        height, width, _ = self.core.size_of(record)
+    def _decode_native(self, record: bytes, core: NativeExtension) -> NDArray[np.uint8]:
+        height, width, _ = core.size_of(record)
         pixels = np.empty((height, width, self.source.info.channels), dtype=np.uint8)
         try:
-            self.core.decode_into(record, self.source.info.channels, pixels)
+            core.decode_into(record, self.source.info.channels, pixels)
         except ValueError:  # of a shape that no image has, so the comparison fails
             return np.empty((0, 0, 0), dtype=np.uint8)
         return pixels
 
-    def _build_fault(self, index: int, what: str) -> _SampleComparison:
-        return _SampleComparison(-1.0, Fault(self.packed.info.split, index, self.names.format_name(index), what))
+    def _build_fault(self, index: int, what: str) -> Fault:
+        return Fault(self.packed.info.split, index, format_sample_name(self.names, index), what)
 
 
 def _read_sample(source: Source, index: int) -> Sample | str:
@@ -207,7 +183,3 @@ def _read_sample(source: Source, index: int) -> Sample | str:
         return source.read(index)
     except DataError as error:
         return BadImage.from_error(index, "", error).reason
-
-
-def _get_processing(packed: Source) -> ProcessingMeta:
-    return packed.index.meta.made if isinstance(packed, PackSource) else ProcessingMeta(every=1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, Split
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, JoinedNames, Sample, Source, Split
 from paceline.data.bad_images import ImageError
 from paceline.data.files import printable
 from paceline.data.pack.format import KIND_PIXELS, KIND_RECORD, SplitMeta
@@ -111,15 +111,14 @@ class PackSource:
             raise ImageError(self._full_name(index), "is damaged: its checksum does not match", "copy the pack again")
         return stored
 
-    def raw_name(self, index: int) -> bytes:
-        """Return the stored name: a path relative to the root of the packed source, b"" without names."""
-        columns = self._columns
-        start = int(columns.name_ends[index - 1]) if index else 0
-        return bytes(columns.names[start : int(columns.name_ends[index])])
+    @property
+    def names(self) -> JoinedNames:
+        """The stored names: paths relative to the root of the packed source; each b"" without names."""
+        return JoinedNames(self._columns.names, self._columns.name_ends)
 
     def name_of(self, index: int) -> str:
         """Return the stored name in printable form, or `digits/train[12]` without names."""
-        name = self.raw_name(index)
+        name = self.names[index]
         if not name:
             return f"{self.info.name}/{self.info.split}[{index}]"
         return printable(name.decode("utf-8", "surrogateescape"))

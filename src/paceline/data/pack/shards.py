@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.units import count
-from paceline.data.files import printable
+from paceline.data.files import OpenFile, printable
 from paceline.data.native import load_native
 
 # Size of the header of every file of a pack.
@@ -58,24 +58,13 @@ class Shards(Protocol):
         ...
 
 
-# Closed with the last reference, so that no thread closes a descriptor that another one uses.
-class _OpenShard:
-    def __init__(self, path: Path) -> None:
-        self.descriptor = -1  # for `__del__` if `os.open` raises
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # do not wait for a pipe
-
-    def __del__(self, close: Any = os.close) -> None:  # `os` may be gone at interpreter exit
-        if self.descriptor >= 0:
-            close(self.descriptor)
-
-
 @dataclass(frozen=True, eq=False)
 class LocalShards:
     """Shards that are files in `folder`, opened on first use. Raise `DataError` if one is truncated while in use."""
 
     folder: Path
     files: tuple[ShardFile, ...]
-    _open: dict[int, _OpenShard] = field(default_factory=dict, init=False, repr=False)
+    _open: dict[int, OpenFile] = field(default_factory=dict, init=False, repr=False)
     _maps: dict[int, memoryview] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -134,11 +123,11 @@ class LocalShards:
         self._open.clear()
         self._maps.clear()
 
-    def _file(self, shard: int) -> _OpenShard:
+    def _file(self, shard: int) -> OpenFile:
         file = self._open.get(shard)
         if file is None:
             # Another thread may have been first; `setdefault` is atomic.
-            file = self._open.setdefault(shard, _OpenShard(self.folder / self.files[shard].name))
+            file = self._open.setdefault(shard, OpenFile(str(self.folder / self.files[shard].name)))
         return file
 
 
@@ -179,14 +168,13 @@ def build_read_error(path: Path, error: OSError | ValueError) -> DataError:
 
 def _check_shard(path: Path, file: ShardFile) -> None:
     try:
-        opened = _OpenShard(path)
-        num_bytes = os.fstat(opened.descriptor).st_size
+        opened = OpenFile(str(path))
         header = os.pread(opened.descriptor, HEADER_BYTES, 0)
     except OSError as error:
         raise build_read_error(path, error) from error
-    if num_bytes != file.num_bytes:
+    if opened.num_bytes != file.num_bytes:
         raise DataError(
-            f"{printable(path)}: has {count(num_bytes, 'byte')}, not the {file.num_bytes:,} of its index "
+            f"{printable(path)}: has {count(opened.num_bytes, 'byte')}, not the {file.num_bytes:,} of its index "
             f"(it is truncated or of another pack; copy it again)"
         )
     if zlib.crc32(header) != file.header_crc32:

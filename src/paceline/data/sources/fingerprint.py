@@ -59,10 +59,8 @@ def _hash_inputs(source: Source) -> tuple[bytes | memoryview, ...]:
                 _little_endian_bytes(images),
                 _little_endian_bytes(labels.astype(np.int64)),
             )
-        case ImageFileSource(paths=paths, ends=ends, labels=labels):
-            return paths, _little_endian_bytes(ends), _little_endian_bytes(labels.astype(np.int64))
-        case WebDatasetSource(names=names, name_ends=ends, labels=labels):
-            return names, _little_endian_bytes(ends), _little_endian_bytes(labels.astype(np.int64))
+        case ImageFileSource(paths=names, labels=labels) | WebDatasetSource(names=names, labels=labels):
+            return names.joined, _little_endian_bytes(names.ends), _little_endian_bytes(labels.astype(np.int64))
         case HuggingFaceSource(labels=labels):
             return "\0".join(source.names()).encode("utf-8", "surrogatepass"), _little_endian_bytes(
                 labels.astype(np.int64)

@@ -31,7 +31,7 @@ _PURPOSE_TEXT: Final[dict[ImagePurpose, str]] = {
 }
 _CONVERT_HINT: Final = "convert images to .jpg or .png"
 VAL_FOLDERS = ("val", "valid", "validation", "test")
-_FolderId = tuple[int, int]  # device and inode
+FolderId = tuple[int, int]  # device and inode
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +60,9 @@ def scan_class_folders(
     Raise `DataError`, naming `setting` or the path, if `root` or a class has no images, if two class names look the
     same, or if an entry named like an image cannot be one (`find_fault`). With `skip_bad` such entries count as images.
     """
-    identity, top = _list_entries(root, setting)
-    folders = sorted((entry.name for entry in top if _entry_kind(entry) == "folder"), key=os.fsencode)
-    unclassified = [entry.path for entry in top if has_image_extension(entry.name) and _entry_kind(entry) != "folder"]
+    identity, top = list_entries(root, setting)
+    folders = sorted((entry.name for entry in top if entry_kind(entry) == "folder"), key=os.fsencode)
+    unclassified = [entry.path for entry in top if has_image_extension(entry.name) and entry_kind(entry) != "folder"]
     walked = _WalkResult()
     paths: list[bytes] = []
     sizes = []
@@ -90,23 +90,30 @@ def scan_class_folders(
 
 def has_subfolders(root: Path) -> bool:
     """Return whether `root` has visible subfolders. Raise `DataError` if it cannot be listed."""
-    return any(_entry_kind(entry) == "folder" for entry in _list_entries(root)[1])
+    return any(entry_kind(entry) == "folder" for entry in list_entries(root)[1])
 
 
-def _entry_kind(entry: os.DirEntry[str]) -> Literal["file", "folder", "neither"]:
+def entry_kind(entry: os.DirEntry[str]) -> Literal["file", "folder", "neither"]:
+    """Return the kind of an entry; links are followed."""
     try:
         return "file" if entry.is_file() else "folder" if entry.is_dir() else "neither"
     except OSError:  # a link that refers to itself
         return "neither"
 
 
-def _list_entries(folder: str | Path, setting: str = "") -> tuple[_FolderId, list[os.DirEntry[str]]]:
+def list_entries(
+    folder: str | Path, setting: str = "", parents: tuple[FolderId, ...] = ()
+) -> tuple[FolderId, list[os.DirEntry[str]]]:
+    """Return (device and inode, visible entries) of a folder.
+
+    Raise `DataError`, naming `setting` or the folder, if it cannot be listed or is one of `parents`.
+    """
     prefix = f"{setting}: " if setting else ""
     fix = f"set {setting} to a folder of class folders" if setting else "make it readable or remove it"
     try:
         status = Path(folder).stat()
         with os.scandir(folder) as entries:
-            return (status.st_dev, status.st_ino), [entry for entry in entries if not entry.name.startswith(".")]
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
     except FileNotFoundError as error:
         raise DataError(f"{prefix}{printable(folder)} does not exist; {fix}") from error
     except NotADirectoryError as error:
@@ -114,15 +121,17 @@ def _list_entries(folder: str | Path, setting: str = "") -> tuple[_FolderId, lis
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{prefix}{printable(folder)} cannot be listed: {reason}; {fix}") from error
-
-
-def _walk_folder(folder: str, relative: str, result: _WalkResult, parents: tuple[_FolderId, ...]) -> None:
-    identity, entries = _list_entries(folder)
+    identity = (status.st_dev, status.st_ino)
     if identity in parents:  # links are followed, as many data sets consist of them, but not for ever
         raise DataError(f"{printable(folder)}: links to one of its parent folders; remove the link")
+    return identity, visible
+
+
+def _walk_folder(folder: str, relative: str, result: _WalkResult, parents: tuple[FolderId, ...]) -> None:
+    identity, entries = list_entries(folder, parents=parents)
     for entry in entries:
         name = entry.name
-        match has_image_extension(name), _entry_kind(entry):
+        match has_image_extension(name), entry_kind(entry):
             case True, _:
                 result.images.append(os.fsencode(relative + name))
                 fault = find_fault(entry)

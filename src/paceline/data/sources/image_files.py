@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import DatasetInfo, Sample, Split
+from paceline.core.dataset import DatasetInfo, JoinedNames, Sample, Split
 from paceline.core.errors import DataError
 from paceline.core.units import count
 from paceline.data.bad_images import ImageError
@@ -25,12 +25,11 @@ _MAX_FAULTS_SHOWN = 5
 
 @dataclass(frozen=True, eq=False)
 class ImageFileSource:
-    """N image files below `root`, in 12 bytes plus the path per image."""
+    """N image files below `root`; `paths` are relative to it or absolute. Takes 12 bytes plus the path per image."""
 
     info: DatasetInfo
     root: str
-    paths: bytes  # joined, each relative to `root` or absolute: path i is `paths[ends[i - 1]:ends[i]]`
-    ends: NDArray[np.int64]  # [N]
+    paths: JoinedNames
     labels: NDArray[np.int32]  # [N]
 
     @classmethod
@@ -39,16 +38,14 @@ class ImageFileSource:
     ) -> "ImageFileSource":
         """Build a source from N `paths` in file system encoding (`os.fsencode`) and int32 `labels` [N]."""
         assert len(paths) == len(labels), f"{len(paths)} paths for {len(labels)} labels"
-        ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
-        return cls(info, root, b"".join(paths), ends, labels)
+        return cls(info, root, JoinedNames.from_list(paths), labels)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def get_listed_path(self, index: int) -> str:
         """Return the path as listed: relative to `root`, or absolute."""
-        start = int(self.ends[index - 1]) if index else 0
-        return os.fsdecode(self.paths[start : int(self.ends[index])])
+        return os.fsdecode(self.paths[index])
 
     def get_path(self, index: int) -> Path:
         """Return the full path."""

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import DatasetInfo, Datasets, Sample, Split
+from paceline.core.dataset import DatasetInfo, Datasets, JoinedNames, Sample, Split
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_read
 from paceline.core.units import count
@@ -118,7 +118,10 @@ def read_class_list(section: WebDataset) -> tuple[str, ...]:
     prefix = f"data.source.classes: {printable(path)}"
     try:
         with open_to_read(path) as file:
-            text = file.read(_MAX_CLASS_LIST_BYTES).decode("utf-8-sig")
+            content = file.read(_MAX_CLASS_LIST_BYTES + 1)
+        if len(content) > _MAX_CLASS_LIST_BYTES:
+            raise DataError(f"{prefix} has more than {_MAX_CLASS_LIST_BYTES:,} bytes (correct the path)")
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{prefix} cannot be read: {error.strerror} (correct the path)") from error
     except UnicodeDecodeError as error:
@@ -161,16 +164,20 @@ class TarSamples:
         self.names += image.name
         self.name_ends.append(len(self.names))
 
+    @property
+    def joined_names(self) -> JoinedNames:
+        """The names of the images."""
+        return JoinedNames(bytes(self.names), np.asarray(self.name_ends, dtype=np.int64))
+
     def check_labels(self, num_classes: int) -> None:
         """Raise `DataError` naming the first sample whose label is not below `num_classes`."""
         if max(self.labels) < num_classes:
             return
         for index, label in enumerate(self.labels):
             if label >= num_classes:
-                name = bytes(self.names[self.name_ends[index - 1] if index else 0 : self.name_ends[index]])
                 tar = next(path for path, end in zip(self.paths, self.tar_ends, strict=True) if index < end)
                 raise DataError(
-                    f"{printable(tar)}: {format_member_name(name)} has the label {label}, "
+                    f"{printable(tar)}: {format_member_name(self.joined_names[index])} has the label {label}, "
                     f"and there are {num_classes:,} classes, starting at 0 "
                     f"(correct the label, or set data.source.classes to a list of all classes)"
                 )
@@ -281,8 +288,7 @@ class WebDatasetSource:
     starts: NDArray[np.uint64]  # [N]: byte offset of each image in its tar
     lengths: NDArray[np.uint32]  # [N]
     labels: NDArray[np.int32]  # [N]
-    names: bytes  # of members, joined: name i is `names[name_ends[i - 1]:name_ends[i]]`
-    name_ends: NDArray[np.int64]  # [N]
+    names: JoinedNames  # of members
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -300,9 +306,7 @@ class WebDatasetSource:
 
     def name_of(self, index: int) -> str:
         """Return the path of the tar followed by the member's name."""
-        start = int(self.name_ends[index - 1]) if index else 0
-        name = os.fsdecode(self.names[start : int(self.name_ends[index])])
-        return printable(f"{self.files.paths[self._find_tar(index)]}/{name}")
+        return printable(f"{self.files.paths[self._find_tar(index)]}/{os.fsdecode(self.names[index])}")
 
     def _find_tar(self, index: int) -> int:
         return int(np.searchsorted(self.tar_ends, index, side="right"))
@@ -349,6 +353,5 @@ def _build_webdataset_source(
         starts=np.asarray(samples.starts, dtype=np.uint64),
         lengths=np.asarray(samples.lengths, dtype=np.uint32),
         labels=np.asarray(samples.labels, dtype=np.int32),
-        names=bytes(samples.names),
-        name_ends=np.asarray(samples.name_ends, dtype=np.int64),
+        names=samples.joined_names,
     )

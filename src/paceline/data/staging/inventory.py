@@ -12,7 +12,7 @@ from typing import NamedTuple
 from paceline.core.errors import DataError
 from paceline.data.files import expand_path, printable
 from paceline.data.pack.format import INDEX_NAME, shard_name
-from paceline.data.sources.folder import load_folder
+from paceline.data.sources.folder import FolderId, entry_kind, list_entries, load_folder
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.manifest import load_manifest
 from paceline.data.sources.webdataset import expand_tar_paths
@@ -147,22 +147,14 @@ def _list_tree(section: Pack | Lmdb | HuggingFace, root: Path, omit: frozenset[s
     )
 
 
-def _walk_files(folder: Path, parents: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """Yield the files below `folder` by name, following links; `parents` are (device, inode) of the folders above."""
-    try:
-        status = folder.stat()
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
-    except OSError as error:
-        raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror} (make it readable)") from error
-    identity = (status.st_dev, status.st_ino)
-    if identity in parents:  # else a link to a folder above would not end
-        raise DataError(f"{printable(folder)}: links to one of its parent folders (remove the link)")
-    for name in names:
-        path = folder / name
-        if path.is_dir():
-            yield from _walk_files(path, (*parents, identity))
+def _walk_files(folder: str | Path, parents: tuple[FolderId, ...]) -> Iterator[str]:
+    """Yield the files below `folder` by name, following links."""
+    identity, entries = list_entries(folder, parents=parents)
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        if entry_kind(entry) == "folder":
+            yield from _walk_files(entry.path, (*parents, identity))
         else:
-            yield str(path)
+            yield entry.path
 
 
 def _list_class_folders(section: Folder, *, skip_bad: bool) -> FileInventory:
@@ -216,23 +208,17 @@ def _list_manifest(section: Manifest, *, skip_bad: bool) -> FileInventory:
 
 
 def _iter_image_files(source: ImageFileSource, target: Path) -> Iterator[tuple[str, str]]:
-    start = 0
-    for end in source.ends.tolist():
-        path = os.fsdecode(source.paths[start:end])
+    for path in map(source.get_listed_path, range(len(source))):
         yield f"{source.root}/{path}", f"{target}/{path}"
-        start = end
 
 
 def _check_paths_inside(source: ImageFileSource, file: Path) -> None:
-    start = 0
-    for end in source.ends.tolist():
-        path = source.paths[start:end]
-        if path.startswith(b"/") or b".." in path.split(b"/"):
+    for path in map(source.get_listed_path, range(len(source))):
+        if path.startswith("/") or ".." in path.split("/"):
             raise DataError(
-                f"data.stage: {printable(file)} lists {printable(os.fsdecode(path))}, which lies outside its folder "
+                f"data.stage: {printable(file)} lists {printable(path)}, which lies outside its folder "
                 f"(write relative paths, or set data.stage=off)"
             )
-        start = end
 
 
 def _list_tars(section: WebDataset) -> FileInventory:

@@ -21,7 +21,7 @@ def silent(done, total):
 
 
 def relabelled(source, labels):
-    return ImageFileSource(source.info, source.root, source.paths, source.ends, np.array(labels, dtype=np.int32))
+    return ImageFileSource(source.info, source.root, source.paths, np.array(labels, dtype=np.int32))
 
 
 def test_pack_equals_its_source(core, photos, packed):

@@ -79,9 +79,7 @@ def test_no_name_leads_outside_the_folder(core, photos, packed, tmp_path, make_p
 
 def test_a_class_named_like_a_path_gets_a_numbered_folder(core, photos, packed, tmp_path):
     info = photos.train.info.__class__(**{**vars(photos.train.info), "class_names": ("../up", "/")})
-    sources = [
-        ImageFileSource(info, each.root, each.paths, each.ends, each.labels) for each in (photos.train, photos.val)
-    ]
+    sources = [ImageFileSource(info, each.root, each.paths, each.labels) for each in (photos.train, photos.val)]
     sources[1] = ImageFileSource(info.__class__(**{**vars(info), "split": "val"}), *list(vars(photos.val).values())[1:])
     unpack(packed(Datasets(*sources)), tmp_path / "out", silent, 2)
     assert sorted(path.name for path in (tmp_path / "out" / "train").iterdir()) == ["class-0", "class-1"]

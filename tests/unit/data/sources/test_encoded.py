@@ -35,7 +35,7 @@ def test_a_hundred_thousand_files_cost_their_paths_and_twenty_bytes_each():
     source = packed("/data/train", names, np.arange(100_000) % 1000)
     text = sum(map(len, names))
     assert len(pickle.dumps(source)) < text + 20 * 100_000
-    assert len(source.paths) + source.ends.nbytes + source.labels.nbytes <= text + 60 * 100_000
+    assert len(source.paths.joined) + source.paths.ends.nbytes + source.labels.nbytes <= text + 60 * 100_000
     copy = pickle.loads(pickle.dumps(source))
     assert [copy.name_of(index) for index in (0, 77_777, 99_999)] == [
         f"/data/train/{names[i]}" for i in (0, 77_777, 99_999)

@@ -181,6 +181,14 @@ def test_pattern_characters_in_names_are_literal(tar, tmp_path):
     assert len(load(path.replace("1]?", "*")).train) == 1
 
 
+def test_a_class_list_beyond_the_limit_is_refused(tar, tmp_path, error_message, monkeypatch):
+    monkeypatch.setattr("paceline.data.sources.webdataset._MAX_CLASS_LIST_BYTES", 11)
+    (tmp_path / "classes.txt").write_text("cat\ndog\nemu\n")
+    assert "classes.txt has more than 11 bytes (correct the path)" in error_message(
+        load, tar(samples(3)), classes=str(tmp_path / "classes.txt")
+    )
+
+
 def test_classes_are_named_by_a_list(tar, tmp_path):
     (tmp_path / "classes.txt").write_text("cat\nbig dog\r\nemu\nyak\n")
     data = load(tar(samples(6)), classes=str(tmp_path / "classes.txt"))
@@ -311,8 +319,8 @@ def test_a_hundred_thousand_samples_cost_their_names_and_28_bytes_each(tar):
             yield f"{index:06}.jpg", b""
 
     source = load(tar(members(2000))).train
-    columns = (source.starts, source.lengths, source.labels, source.name_ends, source.tar_ends)
-    assert len(source.names) == 2000 * len("000000.jpg")
+    columns = (source.starts, source.lengths, source.labels, source.names.ends, source.tar_ends)
+    assert len(source.names.joined) == 2000 * len("000000.jpg")
     assert sum(column.nbytes for column in columns) == 24 * 2000 + 8
 
 
@@ -489,5 +497,5 @@ def test_two_thousand_changed_tars_give_samples_or_one_line(tar, tmp_path, overw
 
 def test_arrays_have_the_documented_types(tar):
     source = load(tar(samples(3))).train
-    types = (source.starts.dtype, source.lengths.dtype, source.labels.dtype, source.name_ends.dtype)
+    types = (source.starts.dtype, source.lengths.dtype, source.labels.dtype, source.names.ends.dtype)
     assert types == (np.uint64, np.uint32, np.int32, np.int64)
