@@ -64,8 +64,7 @@ class ShardCache:
             return True
         with contextlib.closing(self._lock_exclusively()):
             excess = self._count_used_bytes() + num_bytes - self.max_bytes
-            status = os.statvfs(self.folder)
-            excess = max(excess, num_bytes - status.f_bavail * status.f_frsize)
+            excess = max(excess, num_bytes - shutil.disk_usage(self.folder).free)
             if excess > 0 and not self._evict(excess):
                 return False
             partial.parent.mkdir(parents=True, exist_ok=True)

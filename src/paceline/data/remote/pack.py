@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -165,11 +166,6 @@ class RemoteShards:
         return process
 
 
-def is_remote(root: str) -> bool:
-    """Return whether a pack's root is a URL."""
-    return "://" in root
-
-
 def open_remote(root: str, cache: Path, cache_bytes: int, retry: RetryPolicy | None = None) -> Datasets:
     """Open the splits of the pack behind the URL `root`, a file that ends with `.pack` or a folder of shards.
 
@@ -246,8 +242,7 @@ def _check_index_size(fetcher: Fetcher, address: RemoteUrl, header: PackHeader, 
             f"{url}: its index has {num_bytes:,} bytes, more than the cache may hold (set data.source.cache_gb above "
             f"{num_bytes / 1e9:.3g})"
         )
-    status = os.statvfs(folder)
-    free_bytes = status.f_bavail * status.f_frsize
+    free_bytes = shutil.disk_usage(folder).free
     if num_bytes > free_bytes:
         raise DataError(
             f"data.source.cache: {printable(folder)}: has {free_bytes:,} bytes free, and the index of {url} has "

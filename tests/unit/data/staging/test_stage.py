@@ -19,8 +19,16 @@ from paceline.data.sources.build import build_datasets
 from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.staging.copy import sync_filesystem
 from paceline.data.staging.inventory import CopySize
-from paceline.data.staging.space import FreeSpace, check_free_space, is_in_memory, measure_free_space
-from paceline.data.staging.stage import build_staged_section, stage_for_run, stage_permanently, unstage
+from paceline.data.staging.stage import (
+    FreeSpace,
+    build_staged_section,
+    check_free_space,
+    is_in_memory,
+    measure_free_space,
+    stage_for_run,
+    stage_permanently,
+    unstage,
+)
 from paceline.recipe.schema.source import Digits, Folder, Lmdb, Manifest, Pack, SourceSection, WebDataset
 
 
