@@ -160,6 +160,43 @@ def batches() -> str:
     return drawing.svg()
 
 
+# Rows of the record `loaders-train-cpu`, with their labels here.
+LOADERS: Final = {
+    "torchvision PIL uint8 (jpeg)": "torchvision ImageFolder, PIL",
+    "DALI fused (jpeg)": "DALI on the CPU",
+    "torchvision decode_jpeg uint8 (jpeg)": "torchvision decode_jpeg",
+    "FFCV jpeg q90 (jpeg)": "FFCV, JPEG",
+    "FFCV max 500 raw (jpeg)": "FFCV, raw, at most 500 px",
+    "paceline pack, native (jpeg)": "paceline pack",
+    "FFCV raw (256)": "FFCV, raw, 256 px",
+    "paceline pack, native (256)": "paceline pack, 256 px",
+}
+
+
+def loaders() -> str:
+    """Draw the images per second of loaders on two CPU cores."""
+    rates = record("loaders-train-cpu")["sections"]["train"]
+    rows = {label: rates[name]["images_per_s"] for name, label in LOADERS.items()}
+    description = "; ".join(f"{label}: {rate['median']:,.0f}" for label, rate in rows.items())
+    drawing = Drawing(
+        "Images per second on two CPU cores",
+        f"Random crops of 500 ImageNet photographs, resized to 224 pixels. {description}.",
+        112 + 36 * len(rows),
+    )
+    drawing.heading("Random-resized crops of photographs to 224 pixels,", "uint8; the line is the range of 3 rounds")
+    axis = Scale(0, 12_500, 16, WIDTH - 16)
+    bottom = 82 + 36 * len(rows)
+    _draw_grid(drawing, axis, [0, 4000, 8000, 12_000], 74, bottom, lambda value: f"{value:,.0f}")
+    for place, (label, rate) in enumerate(rows.items()):
+        y = 92 + 36 * place
+        drawing.text(16, y, label)
+        drawing.text(WIDTH - 16, y, f"{rate['median']:,.0f}", anchor="end")
+        kind: Kind = "a" if label.startswith("paceline") else "c"
+        drawing.bar(axis.at(0), y + 6, axis.at(rate["median"]) - axis.at(0), 12, kind)
+        drawing.line(axis.at(rate["low"]), y + 12, axis.at(rate["high"]), y + 12)
+    return drawing.svg()
+
+
 def rungs() -> str:
     """Draw the rungs of the ladder `cpu`: images/s with intervals, and the speed-up of each."""
     ladder = record("ladder-cpu")["rungs"]
@@ -288,6 +325,7 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "exposed": exposed,
     "steps": steps,
     "batches": batches,
+    "loaders": loaders,
     "rungs": rungs,
     "predictions": predictions,
     "padding": padding,

@@ -43,6 +43,7 @@ _NAMES = re.compile(
     r'<pre.*?</pre>|<code>(?P<code>[^<]+)</code>|(?P<opened><span class="[^"]*doc-object-name[^"]*">)(?P<name>[^<]+)',
     re.DOTALL,
 )
+_SEARCH_BOOSTS = {"help": 4, "how-to": 3, "tutorial": 2, "explanation": 2, "project": 0.5}
 _SHORT = 24
 """Letters of code that fit into a line of a phone, and are kept in one line."""
 
@@ -62,6 +63,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Return the text of a page with the links of the site."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # it has no pages beside it
+    page.meta.setdefault("search", {}).update(_search_settings(page.file.src_uri))
     page_path = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
 
     def is_page(path: str) -> bool:
@@ -69,6 +71,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return file is not None and not file.inclusion.is_excluded()
 
     return with_lists_apart(without_escapes(shown(markdown, page_path, page.file.src_uri, is_page, repository())))
+
+
+def _search_settings(uri: str) -> dict[str, Any]:
+    """Return how the search treats a page: pages for users come first, records of decisions not at all."""
+    folder = uri.partition("/")[0]
+    if folder == "adr" or uri == "project/changelog.md":
+        return {"exclude": True}
+    return {"boost": _SEARCH_BOOSTS.get(folder, 1)}
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:

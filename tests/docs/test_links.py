@@ -83,8 +83,8 @@ def test_all_pages_and_links_are_checked() -> None:
     "link, what",
     [
         ("../README.md", None),
-        ("../README.md#measured", None),
-        ("#what-it-promises", None),
+        ("../README.md#guarantees", None),
+        ("#where-to-begin", None),
         ("https://example.org/a#b", None),
         ("../README.md#unmeasured", "is no heading there"),
         ("#what-nobody-promises", "is no heading there"),
