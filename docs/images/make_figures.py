@@ -197,6 +197,51 @@ def loaders() -> str:
     return drawing.svg()
 
 
+MEMORY_FORMATS: Final = {"contiguous": "NCHW", "channels_last": "NHWC"}
+PRECISIONS: Final = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def formats() -> str:
+    """Draw the CPU time per step of models in two memory formats and two precisions."""
+    models = [row for row in record("memory-format-cpu")["networks"] if row["model"] in SHOWN_MODELS]
+    models = [row for row in models if row["width"] == SHOWN_MODELS[row["model"]]]
+    description = "; ".join(
+        f"{row['model']}: "
+        + ", ".join(
+            f"{_variant(each)} {each['median_s'] / row['variants'][0]['median_s']:.2f}" for each in row["variants"]
+        )
+        for row in models
+    )
+    drawing = Drawing(
+        "CPU time per step by format",
+        f"Relative to float32 in NCHW, medians of 10. {description}.",
+        70 + 102 * len(models),
+    )
+    drawing.heading("Relative to float32 in NCHW; medians of 10")
+    axis = Scale(0, 1.05, 150, WIDTH - 60)
+    for place, row in enumerate(models):
+        top = 74 + 102 * place
+        drawing.text(16, top, f"{row['model']}, {row['image_size']} px, batch {row['batch']}")
+        for number, each in enumerate(row["variants"]):
+            y, share = top + 8 + 19 * number, each["median_s"] / row["variants"][0]["median_s"]
+            drawing.text(16, y + 12, _variant(each), "small")
+            drawing.bar(axis.at(0), y + 1, axis.at(share) - axis.at(0), 13, "a" if each["precision"] == "bf16" else "c")
+            drawing.text(axis.at(share) + 6, y + 12, f"{share:.2f}", "small")
+    return drawing.svg()
+
+
+SHOWN_MODELS: Final = {
+    "resnet18_cifar": 1.0,
+    "wideresnet_course": 0.25,
+    "torchvision:resnet18": 1.0,
+    "resnet50_nersc": 1.0,
+}
+
+
+def _variant(measured: Mapping[str, Any]) -> str:
+    return f"{PRECISIONS[measured['precision']]}, {MEMORY_FORMATS[measured['memory_format']]}"
+
+
 def rungs() -> str:
     """Draw the rungs of the ladder `cpu`: images/s with intervals, and the speed-up of each."""
     ladder = record("ladder-cpu")["rungs"]
@@ -326,6 +371,7 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "steps": steps,
     "batches": batches,
     "loaders": loaders,
+    "formats": formats,
     "rungs": rungs,
     "predictions": predictions,
     "padding": padding,

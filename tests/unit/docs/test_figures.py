@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 
 IMAGES = Path(__file__).parents[3] / "docs" / "images"
 EXPLANATION = IMAGES.parent / "explanation"
-NAMES = ("step", "exposed", "steps", "batches", "loaders", "rungs", "predictions", "padding")
+NAMES = ("step", "exposed", "steps", "batches", "loaders", "formats", "rungs", "predictions", "padding")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
