@@ -1,16 +1,19 @@
 """Read byte ranges over HTTP(S), with persistent connections and credentials from the environment."""
 
 import base64
+import io
 import netrc
 import os
 import re
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from pathlib import Path
-from typing import Final
+from socket import socket
+from typing import Any, Final
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -20,6 +23,8 @@ from paceline.data.remote.transport import HTTP_SCHEMES, ByteRange, PermanentErr
 _FORMAT_HINT: Final = f"separate by blanks URLs such as https://NAME:PASSWORD@HOST/PATH in {CREDENTIALS}"
 
 _STALL_TIMEOUT_S = 30.0
+# Minimum rate over `_STALL_TIMEOUT_S`; a chunk of 8 MiB takes 14 minutes at this rate.
+_MIN_BYTES_PER_S: Final = 10_000
 _MAX_REDIRECTS = 5
 _REDIRECT_STATUSES = {301, 302, 303, 307, 308}
 _TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
@@ -112,9 +117,9 @@ def _find_netrc_auth(parts: SplitResult, environ: Mapping[str, str]) -> str:
 
 # A response is used only if it says which bytes of how many it contains (RFC 9110, section 14). Proxies are those of
 # `urllib`. Redirects are followed, but not from HTTPS to HTTP, and credentials go only to the first server. urllib3
-# takes more CPU time for a small range, and does not check redirects.
+# takes more CPU time for a small range, and has neither this check of redirects nor a minimum rate.
 class HttpTransport:
-    """Read ranges over HTTP(S). A server that sends nothing for `stall_timeout_s` is a `TransientError`."""
+    """Read ranges over HTTP(S). A server that sends (nearly) nothing for `stall_timeout_s` is a `TransientError`."""
 
     def __init__(self, stall_timeout_s: float = _STALL_TIMEOUT_S) -> None:
         self._stall_timeout_s = stall_timeout_s
@@ -217,7 +222,11 @@ class HttpTransport:
             connection = HTTPSConnection(host, port, timeout=self._stall_timeout_s, context=self._get_tls_context())
             if proxy:
                 connection.set_tunnel(parts.hostname or "", parts.port or 443, _build_proxy_headers(proxy))
+        connection.response_class = self._build_response  # type: ignore[assignment]
         return connection
+
+    def _build_response(self, sock: socket, *args: Any, **options: Any) -> HTTPResponse:
+        return HTTPResponse(_MinRateReader(sock, self._stall_timeout_s), *args, **options)  # type: ignore[arg-type]
 
     def _get_tls_context(self) -> ssl.SSLContext:
         with self._lock:  # created once and only if needed: it takes 30 ms
@@ -254,6 +263,47 @@ def _resolve_redirect(url: str, location: str) -> str:
     if urlsplit(url).scheme == "https" and scheme == "http":
         raise PermanentError("redirects from https to http, which is not secure", fix)
     return target
+
+
+class _TooSlowError(OSError):
+    pass
+
+
+# A socket's timeout applies only to a single `recv`, so a server could send one byte at a time for ever. This replaces
+# the socket of one response, of which `http.client` calls only `makefile`.
+class _MinRateReader(io.RawIOBase):
+    """Read from a connected socket and enforce a minimum rate."""
+
+    def __init__(self, sock: socket, stall_timeout_s: float) -> None:
+        self._file = sock.makefile("rb", buffering=0)  # keeps the socket open
+        self._stall_timeout_s = stall_timeout_s
+        self._since_s = 0.0
+        self._num_bytes = 0
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with available bytes. Raise `_TooSlowError` below the minimum rate."""
+        num_bytes = self._file.readinto(buffer) or 0
+        now_s = time.monotonic()
+        if not self._num_bytes:
+            self._since_s = now_s
+        self._num_bytes += num_bytes
+        passed_s = now_s - self._since_s
+        if passed_s >= self._stall_timeout_s:  # one window is over; the next starts with the next byte
+            if self._num_bytes < _MIN_BYTES_PER_S * passed_s:
+                raise _TooSlowError(f"only {self._num_bytes:,} bytes were received in {passed_s:.3g} s")
+            self._num_bytes = 0
+        return num_bytes
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 def _read_response(response: HTTPResponse, start: int, stop: int) -> ByteRange | str:
@@ -306,6 +356,8 @@ def _get_host_and_port(parts: SplitResult) -> str:
 
 def _get_reason(error: Exception, stall_timeout_s: float) -> str:
     match error:
+        case _TooSlowError():
+            return str(error)
         case TimeoutError():
             return f"nothing received for {stall_timeout_s:g} s"
         case IncompleteRead():

@@ -257,6 +257,39 @@ def test_an_index_larger_than_the_cache_is_not_fetched(serve: Callable[..., int]
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) == 0
 
 
+def test_a_server_below_the_minimum_rate_is_an_error(serve: Callable[..., int]) -> None:
+    rest = threading.Event()
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        in_body = "body" in request.path
+        text = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-127/128\r\nContent-Length: 128\r\n\r\n"
+        request.wfile.write(text if in_body else b"")
+        for byte in b"x" * 128 if in_body else text:
+            request.wfile.write(bytes([byte]))
+            rest.wait(0.02)  # 2.5 s for all of it, and never 0.3 s without a byte
+
+    port = serve(drip)
+    for part in ("head", "body"):
+        with pytest.raises(TransientError, match=r"^only \d+ bytes were received in 0\.3"):
+            read(f"http://127.0.0.1:{port}/{part}.pack", 128, stall_timeout_s=0.3)
+    rest.set()
+
+
+def test_a_slow_server_above_the_minimum_rate_is_read(serve: Callable[..., int]) -> None:
+    body = bytes(30_000)
+
+    def steady(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(206)
+        request.send_header("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}")
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        for start in range(0, len(body), 3000):
+            request.wfile.write(body[start : start + 3000])
+            threading.Event().wait(0.05)
+
+    assert read(f"http://127.0.0.1:{serve(steady)}/a.pack", len(body), stall_timeout_s=0.2) == body
+
+
 def test_more_bytes_than_requested_are_an_error(serve: Callable[..., int]) -> None:
     def endless(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(
