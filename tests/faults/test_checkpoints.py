@@ -28,6 +28,7 @@ from paceline.training.checkpoint import (
     load_tensor_group,
     verify_checkpoint,
 )
+from paceline.training.checkpoint.format import is_weights_only
 
 BOTH = pytest.mark.parametrize("background", [True, False], ids=["background", "at once"])
 MIB = 1 << 20
@@ -211,6 +212,55 @@ def writer_on(folder: Path, warnings: list[str], keep: KeepPolicy, *, background
     return CheckpointWriter(
         CheckpointStorage(folder, keep), background=background, on_failure="warn", warn=warnings.append
     )
+
+
+# matrix: 30
+@BOTH
+def test_older_checkpoints_are_deleted_to_make_room_for_the_last(small_disk: Path, background: bool) -> None:
+    """Permanent checkpoints are not deleted: here that of step 2, the best."""
+    warnings: list[str] = []
+    with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(9), background=background)) as writer:
+        for step in (1, 2, 3):
+            writer.save(step, 2, snapshot(step))
+        writer.save(4, 2, snapshot(4), "preempted")
+        writer.flush()
+        assert writer.saved_step == 4
+    assert_only(small_disk, 2, 3, 4)
+    assert {"model", "optimizer"} == {path.stem for path in (small_disk / "step-00000004").glob("*.safetensors")}
+    (warning,) = warnings
+    assert "step-00000004: the disk is full: older checkpoints were removed" in warning
+
+
+# matrix: 30
+@BOTH
+def test_a_completed_run_saves_only_weights_if_nothing_else_fits(small_disk: Path, background: bool) -> None:
+    warnings: list[str] = []
+    big = 2 * MIB + MIB // 2
+    with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(1), background=background)) as writer:
+        writer.save(1, -1, snapshot(1, big))
+        writer.save(2, -1, snapshot(2, big), "ended")
+        writer.flush()
+        assert (writer.saved_step, writer.result().saved, writer.result().failed) == (2, 2, 0)
+    checkpoint = CheckpointStorage(small_disk, KeepPolicy(1)).newest_intact(pytest.fail)
+    assert checkpoint == small_disk / "step-00000002" and is_weights_only(checkpoint)
+    assert all((each == 2).all() for each in load_tensor_group(checkpoint, "model").values())
+    assert load_tensor_group(checkpoint, "optimizer") == {}
+    (warning,) = warnings
+    assert "step-00000002: the disk is full: only its weights were saved, in 1.2 MiB" in warning
+
+
+# matrix: 30
+@BOTH
+def test_an_interrupted_run_never_saves_only_weights(small_disk: Path, background: bool) -> None:
+    warnings: list[str] = []
+    big = 2 * MIB + MIB // 2
+    with contextlib.closing(writer_on(small_disk, warnings, KeepPolicy(1), background=background)) as writer:
+        writer.save(1, -1, snapshot(1, big))
+        writer.save(2, -1, snapshot(2, big), "preempted")
+        writer.flush()
+        assert (writer.saved_step, writer.result().failed) == (1, 1)
+    assert_only(small_disk, 1)
+    assert_reports_full_disk(warnings[0].replace("2.5 MiB", "3.0 MiB"), small_disk, "No space left on device")
 
 
 # matrix: 30

@@ -311,7 +311,7 @@ def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
 def _identify(factory: Callable[..., Any]) -> dict[str, str]:
     try:
         file = inspect.getsourcefile(factory) or ""
-    except TypeError:  # written in C
+    except (OSError, TypeError):  # in a notebook, or written in C
         file = ""
     return _identify_file(file, str(getattr(factory, "__module__", "")).partition(".")[0])
 

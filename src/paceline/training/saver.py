@@ -14,6 +14,7 @@ from paceline.core.results import Status
 from paceline.parallel.strategy import Strategy
 from paceline.training.checkpoint import (
     CheckpointWriter,
+    FinalSave,
     Snapshot,
     load_optimizer,
     load_tensor_group,
@@ -68,7 +69,9 @@ class TrainingState:
         }
         # An optimizer may have no state yet, but its file always exists.
         groups = {name: group for name, group in tensors.items() if group or name == "optimizer"}
-        return Snapshot({name: self.strategy.gather(group) for name, group in groups.items()}, values)
+        averages = "optimizer" if isinstance(self.optimizer, ScheduleFree) else "average"
+        gathered = {name: self.strategy.gather(group) for name, group in groups.items()}
+        return Snapshot(gathered, values, frozenset({"model", averages}))
 
     def load_state_dict(self, checkpoint: Path) -> TrainState:
         """Load the state of `checkpoint`, whose weights are already loaded; return the progress.
@@ -150,12 +153,12 @@ class CheckpointSaver:
     writer: CheckpointWriter | None
     time_spent: Callable[[], TimeSpent]
 
-    def __call__(self, state: TrainState) -> None:
+    def __call__(self, state: TrainState, final: FinalSave = "") -> None:
         """Save `state` and the training state."""
         state.spent = self.time_spent()
         snapshot = self.training_state.state_dict(state, self.checkpoint_values)
         if self.writer:
-            self.writer.save(state.step, state.best_step, snapshot)
+            self.writer.save(state.step, state.best_step, snapshot, final)
 
     def finish(self, state: TrainState, status: Status) -> Status:
         """Wait until all is on disk; return `status`, or on rank 0 `failed` if the final weights were not saved.

@@ -15,6 +15,7 @@ from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy
+from paceline.training.checkpoint import FinalSave
 from paceline.training.coordinator import StepCoordinator, StepDecision
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import ModelEvaluator
@@ -184,7 +185,7 @@ class Trainer:
             if not self.evaluate(state):
                 return "preempted"  # the checkpoint is still valid
             if self.saves_at_end and self.is_at_end(state):
-                self.save_checkpoint(state)
+                self.save_checkpoint(state, "ended")
         interrupted = False
         last_step = state.step if self.has_reached_target(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
@@ -197,7 +198,7 @@ class Trainer:
             interrupted = decision.stop or (self.eval_every.is_due(state.step) and not self.evaluate_after_step(state))
             finished = interrupted or self.is_at_end(state)
             if self.should_save(state, decision, interrupted=interrupted, finished=finished):
-                self.save_checkpoint(state)
+                self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
             if finished:
                 break
         self.guard.sync()
@@ -225,14 +226,14 @@ class Trainer:
         is_due = self.save_every.is_due(state.step) or decision.save
         return is_due or interrupted or (finished and self.saves_at_end)
 
-    def save_checkpoint(self, state: TrainState) -> None:
-        """Save a checkpoint."""
+    def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
+        """Save a checkpoint; `final` marks the final one of this process."""
         with self.clock.paused("checkpoint"):
             self.guard.sync()  # a non-finite step must end the run before its weights are saved
             self.coordinator.flush()
             with self.logger.paused():  # only now: the queued steps have finished
                 self.logger.write_to_state(state)
-                self.save_state(state)
+                self.save_state(state, final)
 
     def evaluate(self, state: TrainState) -> bool:
         """Evaluate, and update the schedule; return False if the run is preempted meanwhile."""

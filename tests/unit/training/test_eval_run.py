@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from paceline.cli.evaluate import evaluate as eval_verb
+from paceline.cli.options import EvalOptions
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.results import EvalReport
@@ -167,7 +168,7 @@ def digits(split):
 
 
 def evaluated(run: Path, *, own_code: bool = False) -> int:
-    return eval_verb(run, [], "1", "last", own_code=own_code, port=0, as_json=True, per_class=False)
+    return eval_verb(EvalOptions(run=run, ranks="1", own_code=own_code, as_json=True))
 
 
 UNUSED = ("optim={name: 'nowhere:Optim', lr: 0.1}", "data.augment=[{name: 'nowhere:Augment'}]",

@@ -17,8 +17,8 @@ class Kept:
     def __init__(self, saved_step: int, failed: int) -> None:
         self.saved_step, self.failed, self.steps = saved_step, failed, []
 
-    def save(self, step, best_step, snapshot) -> None:
-        self.steps.append((step, best_step, snapshot))
+    def save(self, step, best_step, snapshot, last="") -> None:
+        self.steps.append((step, best_step, snapshot, last))
 
     def flush(self) -> None:
         self.steps.append("flushed")
@@ -38,8 +38,10 @@ def test_it_saves_what_persists_and_waits_for_it() -> None:
     saver = CheckpointSaver(persistent(), {"world_size": 2}, writer, TimeSpent)
     state = TrainState(step=7, best_step=3)
     saver(state)
+    saver(state, "preempted")
     assert saver.finish(state, "preempted") == "preempted"
-    assert writer.steps == [(7, 3, (7, {"world_size": 2})), "flushed"]
+    kept = (7, 3, (7, {"world_size": 2}))
+    assert writer.steps == [(*kept, ""), (*kept, "preempted"), "flushed"]
 
 
 def test_a_run_that_left_without_being_saved_says_so() -> None:

@@ -18,12 +18,13 @@ from paceline.training.checkpoint.state_dict import (
     weights_sha256,
 )
 from paceline.training.checkpoint.storage import CheckpointStorage, KeepPolicy
-from paceline.training.checkpoint.writer import CheckpointWriter
+from paceline.training.checkpoint.writer import CheckpointWriter, FinalSave
 
 __all__ = [
     "FORMAT_VERSION",
     "CheckpointStorage",
     "CheckpointWriter",
+    "FinalSave",
     "KeepPolicy",
     "ShardLike",
     "Snapshot",

@@ -24,7 +24,7 @@ from paceline.core.files import open_to_read, open_to_write
 from paceline.core.json_file import MAX_BYTES, parse_json
 
 FORMAT_VERSION = 2
-MODEL, OPTIMIZER = "model", "optimizer"
+MODEL, OPTIMIZER, AVERAGE = "model", "optimizer", "average"
 _SUFFIX, _STATE, _MANIFEST = ".safetensors", "state.json", "manifest.json"
 _REQUIRED_FILES = {MODEL + _SUFFIX, OPTIMIZER + _SUFFIX, _STATE}
 _TENSOR_FILE = re.compile(r"[a-z_]+\.safetensors")
@@ -106,11 +106,17 @@ def _known_dtypes() -> list[str]:
 class Snapshot:
     """Contents of a checkpoint: unsharded tensors by part and name, and plain values for JSON.
 
-    The parts `model` and `optimizer` always exist.
+    The parts `model` and `optimizer` always exist. `eval_groups` are the parts that evaluation needs.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     values: Mapping[str, Any]
+    eval_groups: frozenset[str] = frozenset({MODEL, AVERAGE})
+
+    def weights_only(self) -> "Snapshot":
+        """Return the parts that evaluation needs."""
+        tensors = {name: part for name, part in self.tensors.items() if name in self.eval_groups}
+        return Snapshot({OPTIMIZER: {}, **tensors}, {**self.values, "weights_alone": True}, self.eval_groups)
 
     @property
     def num_bytes(self) -> int:
@@ -180,6 +186,11 @@ def read_state(path: Path) -> dict[str, Any]:
             f"{path / _STATE}: train: {progress!r:.40} is no progress (remove {path.name} to use the one before)"
         )
     return values
+
+
+def is_weights_only(path: Path) -> bool:
+    """Return whether checkpoint `path` has only weights. Raise `CheckpointError` as `read_state`."""
+    return read_state(path).get("weights_alone") is True
 
 
 def load_tensor_group(path: Path, name: str) -> dict[str, Tensor]:

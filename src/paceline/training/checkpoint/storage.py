@@ -20,6 +20,8 @@ from paceline.training.checkpoint.format import Snapshot, find_damage, read_stat
 
 DISK_FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a disk without room for a file."""
+RESERVED_BYTES: Final = 1 << 16
+"""Room that a final checkpoint leaves for `result.json` (about 10 KB) and the logs."""
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY_NAME = re.compile(r"\.step-\d{8,}\.tmp")
 _REPLACED_NAME = re.compile(r"\.(step-\d{8,})\.old")
@@ -48,17 +50,17 @@ class CheckpointStorage:
     folder: Path
     policy: KeepPolicy
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot) -> Path:
+    def save(self, step: int, best_step: int, snapshot: Snapshot, *, reserve: int = 0) -> Path:
         """Write the checkpoint of `step`, delete old ones, and return its folder. Rank 0 only.
 
-        Raise `OSError` if it cannot be written; other checkpoints are unchanged.
+        `reserve` bytes of the disk stay free. Raise `OSError` if it cannot be written; other checkpoints are unchanged.
         """
         final, temporary = self.path_of(step), self._temporary_path(step)
         try:
             make_folder(self.folder)  # not the run directory: a new one would hold no run
             _delete(temporary)
             temporary.mkdir()
-            self._check_free_space(snapshot.num_bytes)
+            self._check_free_space(snapshot.num_bytes + reserve)
             write_checkpoint(temporary, snapshot)
             self._commit(temporary, final)
         except BaseException:
@@ -67,6 +69,19 @@ class CheckpointStorage:
             raise
         self._delete_old(step, best_step)
         return final
+
+    def save_last(self, step: int, best_step: int, snapshot: Snapshot, *, is_end: bool) -> Path:
+        """Save the final checkpoint of a process after `save` ran out of space; return its folder.
+
+        Delete checkpoints that are not permanent, oldest first, but not the newest intact one. If that is not enough
+        and training has ended (`is_end`), save only the weights. Raise `OSError` if nothing helps.
+        """
+        for spare in self._removable(step, best_step):
+            _delete(spare)
+            with contextlib.suppress(OSError):
+                return self.save(step, best_step, snapshot, reserve=RESERVED_BYTES)
+        smallest = snapshot.weights_only() if is_end else snapshot
+        return self.save(step, best_step, smallest, reserve=RESERVED_BYTES)
 
     def newest(self) -> Path | None:
         """Return the newest checkpoint, intact or not, or None."""
@@ -163,6 +178,16 @@ class CheckpointStorage:
         temporary.replace(final)
         sync_folder(self.folder)
         _delete(replaced)
+
+    def _removable(self, step: int, best_step: int) -> list[Path]:
+        """Return the checkpoints before `step` that may be deleted, oldest first."""
+        past = [path for path in self._list() if _step_from_name(path) < step and not path.is_symlink()]
+        newest_intact = next((path for path in reversed(past) if not find_damage(path)), None)
+        return [
+            path
+            for path in past
+            if path != newest_intact and not self.policy.is_permanent(_step_from_name(path), best_step)
+        ]
 
     def _delete_old(self, step: int, best_step: int) -> None:
         """Delete the checkpoints that `policy` does not keep; failures are retried after the next save."""

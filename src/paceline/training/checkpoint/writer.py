@@ -17,9 +17,11 @@ from paceline.core.results import CheckpointResult
 from paceline.core.run_dir import removed_error
 from paceline.core.units import count, mib
 from paceline.measure.timer import StageTimer
-from paceline.training.checkpoint.format import Snapshot
+from paceline.training.checkpoint.format import Snapshot, is_weights_only
 from paceline.training.checkpoint.storage import DISK_FULL_ERRORS, CheckpointStorage
 
+FinalSave = Literal["", "ended", "preempted"]
+"""Whether a checkpoint is the final one of its process, which may remove older ones to fit, and why."""
 _PERMISSION_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -40,7 +42,7 @@ class HostMemoryStaging:
                 self._buffers[key].copy_(tensor, non_blocking=tensor.is_cuda)
         for device in {tensor.device for tensor in live.values() if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        return Snapshot(self._staged_tensors(snapshot.tensors), deepcopy(dict(snapshot.values)))
+        return Snapshot(self._staged_tensors(snapshot.tensors), deepcopy(dict(snapshot.values)), snapshot.eval_groups)
 
     def _buffer(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
         """Return a buffer for `tensor`, in its layout; pinned for a GPU tensor, so that the copy is asynchronous."""
@@ -87,7 +89,7 @@ class CheckpointWriter:
         """Longest time, in seconds, until a save was on disk; 0 before the first."""
         return self._written.slowest_s
 
-    def save(self, step: int, best_step: int, snapshot: Snapshot) -> None:
+    def save(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave = "") -> None:
         """Wait for the previous save, then save `snapshot`, whose tensors may change once this returns.
 
         Raise `CheckpointError` if failures end the run and a save has failed.
@@ -97,9 +99,9 @@ class CheckpointWriter:
             began_s = self._written.begin()
             if self._staging:
                 staged = self._staging.stage(snapshot)
-                self._pending = self._pool.submit(self._write, step, best_step, staged, began_s)
+                self._pending = self._pool.submit(self._write, step, best_step, staged, began_s, final)
             else:
-                self._write(step, best_step, snapshot, began_s)
+                self._write(step, best_step, snapshot, began_s, final)
                 self._wait_and_raise()
 
     def flush(self) -> None:
@@ -132,9 +134,9 @@ class CheckpointWriter:
         if failure and self._stops:
             raise CheckpointError(failure)
 
-    def _write(self, step: int, best_step: int, snapshot: Snapshot, began_s: float) -> None:
+    def _write(self, step: int, best_step: int, snapshot: Snapshot, began_s: float, final: FinalSave) -> None:
         try:
-            self._checkpoints.save(step, best_step, snapshot)
+            saved = self._save_what_fits(step, best_step, snapshot, final)
         except OSError as error:
             self._failed += 1
             self._failure = _describe_failure(self._checkpoints.path_of(step), error, snapshot.num_bytes)
@@ -147,11 +149,28 @@ class CheckpointWriter:
                 self._warn_of_repeats()
                 self._cause = error.errno
                 self._warn(self._failure)
+            if final:
+                self._warn_of_repeats()
         else:
             self._warn_of_repeats()
             self._written.end(began_s)
-            self._total_bytes += snapshot.num_bytes
+            self._total_bytes += saved.num_bytes
             self.saved_step = step
+
+    def _save_what_fits(self, step: int, best_step: int, snapshot: Snapshot, final: FinalSave) -> Snapshot:
+        """Save `snapshot`; return what was written, the weights alone if the disk has no room for more."""
+        try:
+            self._checkpoints.save(step, best_step, snapshot)
+        except OSError as error:
+            if not final or error.errno not in DISK_FULL_ERRORS:
+                raise
+            path = self._checkpoints.save_last(step, best_step, snapshot, is_end=final == "ended")
+            how = "older checkpoints were removed to make room for it"
+            if is_weights_only(path):
+                snapshot = snapshot.weights_only()
+                how = f"only its weights were saved, in {mib(snapshot.num_bytes)}, as there was no room for more"
+            self._warn(f"{path}: the disk is full: {how} (free some space)")
+        return snapshot
 
     def _warn_of_repeats(self) -> None:
         """Warn of repeated failures with the same cause, in one line."""
