@@ -54,8 +54,10 @@ def main() -> None:
     args = parse_args()
     same_work = check_same_work(recipe_for(args, num_steps=CHECKED_STEPS, log_every=1))
     load_before = os.getloadavg()[0]
-    turns = measure(recipe_for(args, num_steps=args.warmup + args.steps, log_every=LOG_EVERY))
-    paceline, bare = turns.paceline[args.warmup :], turns.bare[args.warmup :]
+    # One step more, which is not timed: a run does not ask for a batch after its last step.
+    turns = measure(recipe_for(args, num_steps=args.warmup + args.steps + 1, log_every=LOG_EVERY))
+    timed = slice(args.warmup, args.warmup + args.steps)
+    paceline, bare = turns.paceline[timed], turns.bare[timed]
     wall_s = [step.wall_s for step in paceline], [step.wall_s for step in bare]
     cpu_s = [step.cpu_s for step in paceline], [step.cpu_s for step in bare]
     is_logged = [(step + args.warmup + 1) % LOG_EVERY == 0 for step in range(args.steps)]

@@ -62,12 +62,12 @@ def source_of(options: ContenderOptions, data: Data) -> Source:
 
 def loader_of(options: ContenderOptions, data: Data, source: Source) -> Loader:
     """Return the loader that is measured, of uint8 batches."""
-    options = LoaderOptions(options.workers, pin_memory=False, loader=options.name)
+    loader_options = LoaderOptions(options.workers, pin_memory=False, loader=options.name)
     size = 32 if options.name in OF_PIXELS else options.size
     if options.is_train:
         order = TrainOrder(0, len(source), min(options.batch, len(source)))
-        return build_train_loader(data, source, order, lambda step: size, options)
-    return build_eval_loader(data, source, Endless(len(source), options.batch), size, options)
+        return build_train_loader(data, source, order, lambda step: size, loader_options)
+    return build_eval_loader(data, source, Endless(len(source), options.batch), size, loader_options)
 
 
 def sizes_of(loader: Loader) -> Iterator[int]:
