@@ -176,7 +176,7 @@ class CutMix(Section):
 
 class OwnAugment(PluginSection):
     """Your own augmentation: `NAME(**args)` returns a callable that takes uint8 images and their draws ([the
-    contract](../how-to/extend.md#augmentation-of-your-own))."""
+    contract](../how-to/extend.md#custom-augmentations))."""
 
 
 AugmentSection = Annotated[

@@ -17,7 +17,7 @@ class Model(Section):
     name: str = "resnet18_cifar"
     """A built-in model (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
     `speednet94`, `speednet95`, `speednet96`), `torchvision:NAME`, `timm:NAME`, or the import path of [your
-    own](../how-to/extend.md#a-network-of-your-own), `package.module:Name`. `empty`, a linear layer on the mean colour,
+    own](../how-to/extend.md#custom-models), `package.module:Name`. `empty`, a linear layer on the mean colour,
     measures what a run costs without a model."""
     args: Args = Field({})
     """Keyword arguments of your own model, in addition to `num_classes` and `in_channels`."""

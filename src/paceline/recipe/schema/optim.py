@@ -218,7 +218,7 @@ class ScheduleFree(_Optimizer):
 
 class OwnOptim(_Optimizer):
     """Your own optimizer: `NAME(groups, lr=..., **args)` returns a `torch.optim.Optimizer`. Each group has its own `lr`
-    and `weight_decay` ([the contract](../how-to/extend.md#an-optimizer-of-your-own))."""
+    and `weight_decay` ([the contract](../how-to/extend.md#custom-optimizers))."""
 
     name: ImportPath
     """Module and name of the class or function, such as `mypkg.optim:MyOptimizer`, or `torch.optim:Adagrad`."""

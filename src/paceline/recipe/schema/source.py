@@ -159,7 +159,7 @@ class HuggingFace(Section):
 
 class OwnSource(PluginSection):
     """Your own data: `NAME(split="train", **args)`, and the same with "val", returns a split ([what it may
-    return](../how-to/extend.md#data-of-your-own))."""
+    return](../how-to/extend.md#custom-datasets))."""
 
     channels: Literal[1, 3] | Auto = "auto"
     """Decode encoded images to colour (3) or grey (1); `auto` is colour. Pixels keep their number of channels with

@@ -201,7 +201,7 @@ class Trackio(Section):
 
 class OwnSink(PluginSection):
     """Your own sink: `NAME(run_dir=..., **args)` returns an object that receives the run's records ([the
-    contract](../how-to/extend.md#a-sink-of-your-own))."""
+    contract](../how-to/extend.md#custom-trackers))."""
 
 
 SinkSection = Annotated[
