@@ -88,7 +88,7 @@ def test_the_pages_have_the_recorded_figures_of_batches(figures: ModuleType) -> 
     for value in (*top1, *(group["accuracy"]["value"] for group in compared)):
         assert f"{value * 100:.2f}" in page
     hardware, statistical, speedup = (compared[2][name]["value"] for name in ("hardware", "statistical", "speedup"))
-    assert f"ran {hardware:.2f} times as many images a second" in page
+    assert f"ran {hardware:.2f} times as many images per second" in page
     assert f"needed {1 / statistical:.1f} times as many: {speedup:.2f} times as fast" in page
 
 
