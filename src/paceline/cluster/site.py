@@ -288,7 +288,7 @@ class KubernetesSite(Section):
     max_restarts: NonNegativeInt = 3
     """How often ranks are restarted within running pods."""
     retries: NonNegativeInt = 3
-    """How often each pod may fail before the Job fails; evictions do not count. Only for kind job."""
+    """Total number of pods that may fail before the Job fails; evictions do not count. Only for kind job."""
 
 
 class Site(Section):
