@@ -6,7 +6,6 @@ from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import RecipeError
 from paceline.core.units import count, size
 from paceline.data.augment.build import has_host_augments
-from paceline.data.loaders import native, process, thread
 from paceline.data.native import MAX_SIDE, MAX_THREADS, NATIVE_MISSING_MESSAGE, NativeExtension, load_native
 from paceline.data.pack.format import KIND_RECORD
 from paceline.data.pack.reader import PackSource
@@ -26,19 +25,6 @@ class LoaderChoice(NamedTuple):
     loader: LoaderName
     workers: int
     note: str = ""
-
-    def estimate_memory_bytes(self, batch_bytes: int) -> int:
-        """Return the host memory in bytes that the current and the prefetched batches take at most."""
-        match self.loader:
-            case "native":
-                return (native.BATCHES_AHEAD + 2) * batch_bytes  # the rank may hold one while it requests the next
-            case "threads":
-                return (thread.BATCHES_PER_THREAD * self.workers + 1) * batch_bytes
-            case "processes":
-                return (process.BATCHES_PER_WORKER * self.workers + 1) * batch_bytes
-            case "inline":
-                return batch_bytes
-        return 0
 
 
 def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_bytes: float) -> LoaderChoice:

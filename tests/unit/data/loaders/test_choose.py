@@ -151,12 +151,6 @@ def test_native_without_the_core_raises_with_the_way_to_build_it(monkeypatch) ->
     assert str(caught.value) == f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto"
 
 
-def test_the_memory_of_batches_is_bounded_by_prefetching() -> None:
-    each = [(LoaderChoice("inline", 0), 1), (LoaderChoice("device", 0), 0), (LoaderChoice("native", 9), 6)]
-    each += [(LoaderChoice("threads", 3), 7), (LoaderChoice("processes", 3), 7)]
-    assert [found.estimate_memory_bytes(100) for found, _ in each] == [100 * batches for _, batches in each]
-
-
 def test_nvjpeg_is_never_automatic_and_needs_a_gpu_and_image_files() -> None:
     assert chosen(Files(), "cuda", loader="nvjpeg") == LoaderChoice("nvjpeg", 3)
     with pytest.raises(RecipeError, match=r"data\.loader: nvjpeg decodes on a GPU, and this run is on a CPU \(set"):
