@@ -70,7 +70,7 @@ def records(run: Path, lines_of) -> list[dict]:
     """Return a run's records of steps and evaluations without those that depend on the clock."""
     rows = [row for name in ("steps.jsonl", "evals.jsonl") for row in lines_of(run / name)]
     times = ("trained_s", "train_s", "epoch_s", "images_per_s")
-    return [{key: row[key] for key in row if key not in times} for row in rows]
+    return [{key: row[key] for key in row if key not in times and not key.endswith("_share")} for row in rows]
 
 
 # matrix: 1

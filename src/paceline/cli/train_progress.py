@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
 from paceline.core.results import ClassTable, EvalResult
+from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.core.units import accuracy, count, duration, number, seconds
 from paceline.data.files import printable_lines
 from paceline.recipe.plan import Plan
@@ -212,14 +213,15 @@ class LiveProgress(TrainProgress):
         self._bar.update(self._task, completed=done, epoch=epoch, facts=facts)
 
     def _fit_status(self, stage: str, room: int) -> str:
-        """Return the status that fits: drop the learning rate first, then speed, then loss."""
+        """Return the status that fits: drop the shares of stages first, then learning rate, speed and loss."""
         assert self._plan is not None and self._pace is not None
         facts = _status_items(self._plan, self._pace, self._record) or [("start", "starting")]
         if stage in _STAGE_TEXT:
             facts.append(("stage", _STAGE_TEXT[stage]))
         step = f"step {self._pace.step:,}/{self._plan.total_steps:,}"
-        for dropped in ((), ("lr",), ("lr", "speed"), ("lr", "speed", "loss")):
-            text = "  ".join([step, *(text for name, text in facts if name not in dropped)])
+        order = (EXPOSED, DATA_WAIT, "lr", "speed", "loss")
+        for num_dropped in range(len(order) + 1):
+            text = "  ".join([step, *(text for name, text in facts if name not in order[:num_dropped])])
             if len(text) <= room:
                 return text
         return step
@@ -253,6 +255,10 @@ def _status_items(plan: Plan, pace: TimeEstimate, record: StepRecord | None) -> 
         facts.append(("speed", f"{number(images_per_s)} images/s"))
     if pace.left_s is not None:
         facts.append(("left", f"{duration(pace.left_s)} left"))
+    shares = record.stage_shares if record is not None else {}
+    for stage, label in ((DATA_WAIT, "data wait"), (EXPOSED, "communication")):
+        if stage in shares:
+            facts.append((stage, f"{label} {100 * shares[stage]:.0f} %"))
     return facts
 
 

@@ -145,6 +145,13 @@ class DeviceTimer(Protocol):
         """Wait until the device has completed all queued work. Never called within a step."""
         ...
 
+    def read_completed(self) -> tuple[dict[str, float], float] | None:
+        """Return the seconds by stage, and in all, of the counted steps that the device has completed.
+
+        Never waits; None means that device time is host time.
+        """
+        ...
+
     def drain(self, host: StageSeconds) -> StageSeconds:
         """Wait for the device; return its seconds for each stage of `host`."""
         ...
@@ -194,6 +201,9 @@ class HostOnlyTimer:
     def synchronize(self) -> None:
         """Do nothing."""
 
+    def read_completed(self) -> None:
+        """Return None."""
+
     def drain(self, host: StageSeconds) -> StageSeconds:
         """Return the host's seconds."""
         return host
@@ -219,6 +229,7 @@ class CudaEventTimer:
         self._was_idle: bool | None = None  # before the optimizer of this step; None where it was not asked
         self._unread: deque[list[Span]] = deque()
         self._total_s: dict[str, float] = {}
+        self._steps_s = 0.0  # from the start of the first stage of a step to the end of its last
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
         self._num_starved = 0
 
@@ -254,13 +265,16 @@ class CudaEventTimer:
             self._release(self._step)
             self._step.clear()
         self._was_idle = None
-        # Steps are read whole and in order; one that is still running blocks the later ones.
-        while self._unread and _is_over(self._unread[0]):
-            self._read_oldest()
+        self._read_finished()
 
     def synchronize(self) -> None:
         """Wait for the device."""
         self._synchronize()
+
+    def read_completed(self) -> tuple[dict[str, float], float]:
+        """Return the seconds by stage, and in all, of the counted steps that the device has completed."""
+        self._read_finished()
+        return dict(self._total_s), self._steps_s
 
     def drain(self, host: StageSeconds) -> StageSeconds:
         """Wait for the device once; return its seconds for each stage of `host`."""
@@ -276,8 +290,14 @@ class CudaEventTimer:
         event.record()
         return event
 
+    def _read_finished(self) -> None:
+        # Steps are read whole and in order; one that is still running blocks the later ones.
+        while self._unread and _is_over(self._unread[0]):
+            self._read_oldest()
+
     def _read_oldest(self) -> None:
         spans = self._unread.popleft()
+        self._steps_s += spans[0][1].elapsed_time(spans[-1][2]) / 1e3 if spans else 0.0
         step_s: dict[str, float] = {}
         for stage, start, end in spans:
             step_s[stage] = step_s.get(stage, 0.0) + start.elapsed_time(end) / 1e3
@@ -333,6 +353,13 @@ class Clock(Protocol):
 
     def paused(self, name: str) -> AbstractContextManager[None]:
         """Return a context whose time is in no step, but in the row `name` of the pauses."""
+        ...
+
+    def pop_shares(self) -> dict[str, float]:
+        """Return each stage's share of the counted steps that ended since the last call, 0 to 1, without waiting.
+
+        On a GPU these are shares of the device's time. Empty if no step ended.
+        """
         ...
 
     def drain(self) -> ClockSummary:
@@ -441,6 +468,7 @@ class StageClock:
         self._recent: deque[dict[str, float]] = deque(maxlen=RECENT_STEPS)
         self._after_pause: deque[bool] = deque(maxlen=RECENT_STEPS)
         self._has_paused = False  # since the last step ended
+        self._popped: tuple[dict[str, float], float] = {}, 0.0  # seconds by stage and in all, at the last `pop_shares`
         self._count_cpu()
         # Last, so that the construction is in no step.
         self._step_start_s = now()
@@ -530,6 +558,19 @@ class StageClock:
         """Return a context whose time is in no step, but in the pause `name`."""
         return self._pauses.get(name) or self._new_pause(name)
 
+    def pop_shares(self) -> dict[str, float]:
+        """Return each stage's share of the counted steps since the last call."""
+        completed = self._device.read_completed()
+        if completed is None:
+            completed = {name: stage.total_s for name, stage in self._stages.items()}, self._wall_s
+        (stages_s, whole_s), (before_s, whole_before_s) = completed, self._popped
+        if whole_s <= whole_before_s:
+            return {}
+        self._popped = completed
+        return {
+            name: (each_s - before_s.get(name, 0.0)) / (whole_s - whole_before_s) for name, each_s in stages_s.items()
+        }
+
     def drain(self) -> ClockSummary:
         """Wait for the device and return the totals so far, in seconds; timing continues."""
         # Read the clock before waiting for the device, which would count as unfinished time.
@@ -600,6 +641,10 @@ class NullClock:
     def paused(self, name: str) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return self._nothing
+
+    def pop_shares(self) -> dict[str, float]:
+        """Return no shares (0 to 1)."""
+        return {}
 
     def drain(self) -> ClockSummary:
         """Return a summary without steps: 0 seconds everywhere."""

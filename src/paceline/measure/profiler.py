@@ -200,6 +200,10 @@ class MarkedClock:
             name, _MarkedStage(name, self._clock.paused(name), self._spans)
         )
 
+    def pop_shares(self) -> dict[str, float]:
+        """Return the clock's shares, 0 to 1."""
+        return self._clock.pop_shares()
+
     def drain(self) -> ClockSummary:
         """Return the clock's totals; spans are unchanged."""
         return self._clock.drain()

@@ -243,7 +243,7 @@ def build_trainer(
         ),
         target=None if stop == "off" else TargetCriterion(stop.top1, stop.patience),
         clock=clock,
-        logger=MetricsLogger(plan, strategy, schedule, outputs.sinks, trace, timer, accuracy, state),
+        logger=MetricsLogger(plan, strategy, schedule, outputs.sinks, trace, timer, accuracy, state, clock.pop_shares),
         seeder=StepSeeder(recipe.seed, world.rank, generators(context.device)),
         eval_every=StepInterval(plan.eval_every, plan.total_steps),
         save_every=StepInterval(plan.checkpoint_every, plan.total_steps),

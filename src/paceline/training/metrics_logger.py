@@ -1,8 +1,10 @@
 """Log training metrics: mean loss, learning rate, throughput, and accuracy on training batches."""
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,6 +17,8 @@ from paceline.recipe.plan import Plan
 from paceline.training.logging.base import EvalRecord, LogSink, SampleTrace, StepRecord
 from paceline.training.lr_schedule import LrSchedule
 from paceline.training.state import CorrectCounts, StepInterval, TrainingSinceEval, TrainState
+
+_SHARE_DIGITS: Final = 4
 
 
 class BatchAccuracy:
@@ -50,7 +54,8 @@ def to_correct_counts(counts: Tensor, images: int) -> CorrectCounts:
 class MetricsLogger:
     """Pass records of steps, every `plan.log_every`, and of evaluations to `sink`.
 
-    Every rank has one, since the loss is averaged over ranks; only rank 0's sink writes.
+    Every rank has one, since the loss is averaged over ranks; only rank 0's sink writes. `pop_shares` returns this
+    rank's shares of step time by stage since its last call, from 0 to 1.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class MetricsLogger:
         timer: RunTimer,
         accuracy: BatchAccuracy | None,
         state: TrainState,
+        pop_shares: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._interval = StepInterval(plan.log_every, plan.total_steps)
         self._batch_size = plan.batch_size
@@ -73,6 +79,7 @@ class MetricsLogger:
         self._trace = trace
         self._timer = timer
         self._accuracy = accuracy
+        self._pop_shares = pop_shares
         self._batches = 0  # counted by `accuracy` since the last read
         self._since_log = state.since_log
         self._loss: Tensor | float = state.loss_sum
@@ -179,6 +186,8 @@ class MetricsLogger:
                 trained_s=self._timer.elapsed_s,
                 top1=top1,
                 top5=top5,
+                # After the loss was read: a GPU has then completed the steps before this one.
+                stage_shares={stage: round(each, _SHARE_DIGITS) for stage, each in self._pop_shares().items()},
             )
         )
         self._loss, self._steps, self._since_log = 0.0, 0, CorrectCounts()

@@ -66,6 +66,19 @@ def test_plain_lines_are_the_plan_progress_and_evaluations() -> None:
     ]
 
 
+def test_a_line_has_data_wait_and_communication_where_they_are_known() -> None:
+    out, clock = io.StringIO(), Clock()
+    sink = PlainProgress(out, now=clock)
+    sink.started(PLAN, 0)
+    for step, shares in ((5, {}), (9, {"data_wait": 0.031}), (10, {"data_wait": 0.5, "exposed_communication": 0.09})):
+        clock.now_s += 11
+        sink.step(StepRecord(step, 0.9, 640, 1.4, 0.05, 1000.0, 2.0, stage_shares={**shares, "forward": 0.1}))
+    sink.close()
+    lines = out.getvalue().splitlines()
+    assert "left  data wait 3 %" in lines[-2] and "communication" not in lines[-2]
+    assert lines[-1].endswith("left  data wait 50 %  communication 9 %")
+
+
 def test_ema_training_images_and_skipped_steps_are_printed_if_any() -> None:
     out = io.StringIO()
     sink = PlainProgress(out)
@@ -151,17 +164,19 @@ def test_the_bar_moves_at_every_step_and_shows_the_stage() -> None:
     ("width", "there", "gone"),
     [
         (120, ["loss", "lr", "images/s", "left"], []),
-        (80, ["loss", "left"], ["lr "]),
+        (160, ["lr", "left", "data wait 3 %", "communication 9 %"], []),
+        (80, ["loss", "left"], ["lr ", "data wait", "communication"]),
         (60, ["step", "left"], ["lr ", "images/s"]),
     ],
 )
-def test_a_narrow_terminal_drops_the_learning_rate_first(width, there, gone):
+def test_a_narrow_terminal_drops_shares_and_the_learning_rate_first(width, there, gone):
     out, clock = io.StringIO(), Clock()
     sink = LiveProgress(Console(file=out, force_terminal=True, width=width, color_system=None), now=clock)
     sink.started(PLAN, 0)
     for step in (5, 9):
         clock.now_s += 1
-        sink.step(StepRecord(step, 0.9, 576, 1.4, 0.05, 1280.0, 3.0))
+        shares = {"data_wait": 0.03, "exposed_communication": 0.09}
+        sink.step(StepRecord(step, 0.9, 576, 1.4, 0.05, 1280.0, 3.0, stage_shares=shares))
     before = len(out.getvalue())
     sink._bar.refresh()
     line = out.getvalue()[before:]

@@ -87,6 +87,23 @@ def test_warmup_is_timed_but_not_counted(now: FakeTime) -> None:
     assert summary.warmup_s == summary.excluded_s == 64.5
 
 
+def test_shares_are_of_the_counted_steps_since_the_last_call(now: FakeTime) -> None:
+    clock = StageClock(now=now, warmup_steps=1)
+    spend_step(clock, now, forward_s=50.0)
+    assert clock.pop_shares() == {}
+    spend_step(clock, now, forward_s=1.0, backward_s=2.75)
+    with clock.paused("evaluate"):
+        now.spend(100.0)
+    assert clock.pop_shares() == {"forward": 0.25, "backward": 0.6875}
+    spend_step(clock, now, forward_s=3.0, backward_s=0.75)
+    with clock.stage("forward"):
+        now.spend(9.0)
+        assert clock.pop_shares() == {"forward": 0.75, "backward": 0.1875}  # the open step counts later
+    assert clock.pop_shares() == {}
+    assert clock.drain().stages["forward"].host_s == 4.0
+    assert NullClock().pop_shares() == {}
+
+
 def test_a_pause_is_in_no_step(now: FakeTime) -> None:
     clock = StageClock(now=now)
     spend_step(clock, now)

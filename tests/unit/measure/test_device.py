@@ -112,6 +112,34 @@ def test_events_are_used_again_once_the_device_has_passed_them(events: CudaEvent
     assert events.drain(host("forward")).total == {"forward": 25.0}
 
 
+def test_completed_steps_are_read_without_waiting(events: CudaEventTimer, stream: FakeStream) -> None:
+    one_step(events, stream)
+    assert events.read_completed() == ({}, 0.0)  # the device has not reached it
+    stream.run()
+    one_step(events, stream)
+
+    assert events.read_completed() == ({"forward": 0.25, "backward": 0.5}, 4.75)
+    assert stream.num_synchronised == 0
+
+
+def test_shares_are_of_device_time_and_cover_each_step_once(events: CudaEventTimer, stream: FakeStream) -> None:
+    clock = StageClock(device=events)
+    for forward_ms, backward_ms in ((250.0, 750.0), (125.0, 375.0), (750.0, 250.0)):
+        for name, each_ms in (("forward", forward_ms), ("backward", backward_ms)):
+            with clock.stage(name):
+                stream.queue(each_ms)
+        clock.end_step(images=8)
+        if forward_ms == 125.0:
+            stream.run()
+            assert clock.pop_shares() == {"forward": 0.25, "backward": 0.75}
+            assert clock.pop_shares() == {}
+
+    assert clock.pop_shares() == {}  # the third step has not finished
+    stream.run()
+    assert clock.pop_shares() == {"forward": 0.75, "backward": 0.25}
+    assert stream.num_synchronised == 0
+
+
 def test_warmup_and_unfinished_steps_are_dropped(events: CudaEventTimer, stream: FakeStream) -> None:
     one_step(events, stream, counted=False)
     one_step(events, stream)

@@ -90,6 +90,15 @@ def test_a_skipped_step_is_in_no_mean_and_does_not_move_the_learning_rate() -> N
     assert [(record.step, record.loss, record.lr) for record in sink.steps] == [(4, 3.0, 3.0), (8, 8.0, 6.0)]
 
 
+def test_a_record_has_rounded_shares_of_stages_and_asks_once_per_record() -> None:
+    state, sink, shares = TrainState(), Kept(), iter([{}, {"data_wait": 1 / 3}])
+    schedule = SimpleNamespace(lr=lambda updates: 1.0)
+    watch = RunTimer(0.0, lambda: 0.0)
+    logger = MetricsLogger(PLAN, SingleDevice(), schedule, sink, None, watch, None, state, lambda: next(shares))
+    log_steps(logger, state, [1.0] * 8)
+    assert [record.stage_shares for record in sink.steps] == [{}, {"data_wait": 0.3333}]
+
+
 def test_without_a_finite_loss_no_record_is_written() -> None:
     state, sink = TrainState(), Kept()
     log_steps(journal(state, sink), state, [math.nan] * 4 + [1.0, 2.0, 3.0, 2.0], skipped=range(4))

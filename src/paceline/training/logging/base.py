@@ -4,9 +4,9 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Final, Protocol
 
 from paceline.core.files import open_text_to_write
 from paceline.core.results import EvalReport, EvalResult, RunResult
@@ -40,7 +40,8 @@ class StepRecord:
     """A logged step: `loss` is the mean over all ranks since the last record, `images_per_s` the global throughput.
 
     `top1` and `top5`, shares from 0 to 1, are of the training batches since then; None unless `train.accuracy` is on.
-    `trained_s` is in seconds.
+    `trained_s` is in seconds. `stage_shares` has rank 0's shares of step time by stage since then, from 0 to 1; empty
+    without a counted step.
     """
 
     step: int
@@ -52,6 +53,7 @@ class StepRecord:
     trained_s: float
     top1: float | None = None
     top5: float | None = None
+    stage_shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ _EMA_COLUMNS = tuple(f"ema_{name}" for name in _RESULT_COLUMNS if name != "image
 _TRAIN_COLUMNS = ("train_top1", "train_loss", "gap")
 _SPEED_COLUMNS = ("train_s", "epoch_s", "images_per_s")
 _BATCH_COLUMNS = ("batch_top1", "batch_top5")
+_SHARE_SUFFIX: Final = "_share"
 
 
 def eval_columns(train: Train, optim: OptimSection) -> tuple[str, ...]:
@@ -115,7 +118,21 @@ def to_eval_row(record: EvalRecord) -> dict[str, Any]:
 
 def to_step_row(record: StepRecord) -> dict[str, Any]:
     """Return a logged step as plain values for JSON, without unmeasured ones."""
-    return {name: value for name, value in asdict(record).items() if value is not None}
+    values = asdict(record)
+    shares = values.pop("stage_shares")
+    return {name: value for name, value in values.items() if value is not None} | flatten_shares(shares)
+
+
+def from_step_row(row: Mapping[str, Any]) -> StepRecord:
+    """Return the logged step of a `row` that `to_step_row` made."""
+    shares = {name: value for name, value in row.items() if name.endswith(_SHARE_SUFFIX)}
+    others = {name: value for name, value in row.items() if name not in shares}
+    return StepRecord(**others, stage_shares={name.removesuffix(_SHARE_SUFFIX): each for name, each in shares.items()})
+
+
+def flatten_shares(stage_shares: Mapping[str, float]) -> dict[str, float]:
+    """Return shares by stage with the flat keys of logs, such as `data_wait_share`."""
+    return {f"{stage}{_SHARE_SUFFIX}": each for stage, each in stage_shares.items()}
 
 
 def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:

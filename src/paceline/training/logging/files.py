@@ -17,6 +17,7 @@ from paceline.training.logging.base import (
     StepRecord,
     append_record,
     from_eval_row,
+    from_step_row,
     open_from_step,
     to_eval_row,
     to_step_row,
@@ -79,7 +80,7 @@ def read_history(rundir: RunDir, last_step: int) -> Iterator[StepRecord | EvalRe
 
     The files may grow meanwhile. Raise `PacelineError` for an invalid line.
     """
-    steps: Iterator[StepRecord | EvalRecord] = (StepRecord(**row) for row in _read_rows(rundir.steps, last_step))
+    steps: Iterator[StepRecord | EvalRecord] = (from_step_row(row) for row in _read_rows(rundir.steps, last_step))
     evaluations: Iterator[StepRecord | EvalRecord] = (from_eval_row(row) for row in _read_rows(rundir.evals, last_step))
     yield from heapq.merge(steps, evaluations, key=_get_step)
 

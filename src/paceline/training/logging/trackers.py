@@ -19,7 +19,7 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema.train import Mlflow, Trackio, Wandb
 from paceline.recipe.yaml import to_yaml_text
 from paceline.training.logging.async_sink import FLUSH_S
-from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
+from paceline.training.logging.base import EvalRecord, LogSink, StepRecord, flatten_shares
 from paceline.training.logging.files import read_history
 
 RunConfig = Mapping[str, Any]
@@ -47,7 +47,8 @@ def step_curves(record: StepRecord) -> dict[str, float]:
     """Return the metrics of a logged step that TensorBoard gets too."""
     curves = {"train/loss": record.loss, "train/lr": record.lr, "images_per_s": record.images_per_s}
     measured = {"train/top1": record.top1, "train/top5": record.top5}
-    return curves | {name: value for name, value in measured.items() if value is not None}
+    curves |= {name: value for name, value in measured.items() if value is not None}
+    return curves | {f"stages/{name}": value for name, value in flatten_shares(record.stage_shares).items()}
 
 
 def eval_metrics(record: EvalRecord) -> dict[str, float]:
@@ -109,7 +110,7 @@ class TensorBoardSink(LogSink):
         self._writer.add_text("recipe", "".join(f"    {line}" for line in text.splitlines(keepends=True)), step)
 
     def step(self, record: StepRecord) -> None:
-        """Write loss, learning rate, images/s and, if measured, training accuracy."""
+        """Write loss, learning rate, images/s and, if measured, training accuracy and the shares of stages."""
         self._scalars(step_curves(record), record.step)
 
     def evaluated(self, record: EvalRecord) -> None:

@@ -1,5 +1,6 @@
 """What a run tells of an evaluation: flat rows whose keys are known before the first."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,15 @@ import pytest
 from paceline.core.results import EvalReport, EvalResult
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
-from paceline.training.logging.base import EvalRecord, StepRecord, eval_columns, from_eval_row, to_eval_row, to_step_row
+from paceline.training.logging.base import (
+    EvalRecord,
+    StepRecord,
+    eval_columns,
+    from_eval_row,
+    from_step_row,
+    to_eval_row,
+    to_step_row,
+)
 
 PLAIN = ["step", "epoch", "images_seen", "trained_s", "images", "top1", "top5", "loss", "ece", "mean_class_accuracy"]
 AVERAGED = ["ema_top1", "ema_top5", "ema_loss", "ema_ece", "ema_mean_class_accuracy"]
@@ -61,6 +70,14 @@ def test_accuracy_of_the_training_batches_has_columns_where_it_is_measured() -> 
     assert from_eval_row(to_eval_row(made)) == made
     step = StepRecord(4, 0.5, 32, 1.0, 0.1, 100.0, 1.5)
     assert set(to_step_row(replace(step, top1=0.25, top5=0.75))) - set(to_step_row(step)) == {"top1", "top5"}
+
+
+def test_shares_of_stages_are_flat_keys_of_a_step_and_come_back() -> None:
+    made = StepRecord(4, 0.5, 32, 1.0, 0.1, 100.0, 1.5, stage_shares={"data_wait": 0.25, "forward": 0.5})
+    row = to_step_row(made)
+    assert (row["data_wait_share"], row["forward_share"]) == (0.25, 0.5) and "stage_shares" not in row
+    assert from_step_row(json.loads(json.dumps(row))) == made
+    assert from_step_row({name: row[name] for name in row if not name.endswith("_share")}).stage_shares == {}
 
 
 def test_what_was_not_asked_for_has_no_column() -> None:

@@ -28,6 +28,8 @@ def test_an_evaluation_has_every_column_and_no_value_twice(evaluation) -> None:
 
 
 def test_what_was_not_measured_is_left_out(step, evaluation) -> None:
+    shares = step_metrics(replace(step(4), stage_shares={"data_wait": 0.25}))
+    assert shares.keys() - step_metrics(step(4)).keys() == {"stages/data_wait_share"}
     assert "train/top1" not in step_metrics(replace(step(4), top1=None, top5=None))
     record = evaluation(4)
     bare = record.report.model_copy(update={"ema": None, "train": None})
