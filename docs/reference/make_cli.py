@@ -1,6 +1,6 @@
-"""Generate `cli.md` from the options of the program.
+"""Generate the pages of `cli/` from the commands of the program: one page per verb, and an overview.
 
-After a change of an option, run .venv/bin/python docs/reference/make_cli.py
+After a change of a command or an option, run .venv/bin/python docs/reference/make_cli.py
 """
 
 import inspect
@@ -14,21 +14,39 @@ import typer
 
 from paceline.cli.app import app
 
-PAGE = Path(__file__).with_name("cli.md")
+FOLDER = Path(__file__).with_name("cli")
+INDEX = "README.md"
+GUIDES = Path(__file__).parents[1] / "how-to"
 SHOWN_BY = "tests/unit/docs/test_cli_reference.py::test_every_example_is_understood"
 
 _INTRODUCTION = """\
-# The command line
+# Command line
 
-This page is written by [make_cli.py](make_cli.py) from what the program itself reads; a test fails when the two differ.
-`paceline VERB --help` says the same.
+`paceline VERB --help` prints what the page of the verb says.
 
-- `KEY=VALUE` sets a field of the recipe by its dotted path, `optim.lr=0.4`: [all fields](recipe.md).
-- `N|auto` and the like are what an option takes: a number, or the word.
-- Options may stand before, between and behind other words. `--` ends them.
-- [Exit codes](exit-codes.md) say how it went.
-
+- `KEY=VALUE` sets a field of the recipe by its dotted path, as in `optim.lr=0.4`: [all fields](../recipe/README.md).
+- `N|auto` means that an option takes a number or the word `auto`.
+- Options may stand before, between and after other arguments. `--` ends the options.
+- The [exit code](../exit-codes.md) tells a script how a command ended.
 """
+_FOOTER = "\n---\n\n*Generated from the program by [make_cli.py](../make_cli.py).*\n"
+_GUIDE_OF = {
+    "train": "recipes",
+    "eval": "predict",
+    "predict": "predict",
+    "export": "export",
+    "recipes": "recipes",
+    "submit": "slurm",
+    "doctor": "doctor",
+    "profile": "profile",
+    "ladder": "lab",
+    "scale": "lab",
+    "tune": "lab",
+    "compare": "lab",
+    "report": "report",
+    "data": "data",
+}
+"""The guide that a verb's page links to, if any: a file of `how-to/`."""
 # Placeholders of option values by type, for options without a `metavar`.
 _PLACEHOLDERS = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 
@@ -36,6 +54,8 @@ _PLACEHOLDERS = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 def commands(group: Any, name: str = "paceline") -> Iterator[tuple[str, Any]]:
     """Yield (full name, command) of every verb, in the order of `--help`."""
     for verb, command in group.commands.items():
+        if command.hidden:
+            continue
         if isinstance(command, typer.core.TyperGroup):
             yield from commands(command, f"{name} {verb}")
         else:
@@ -50,28 +70,64 @@ def example(command: Any) -> str:
     return match[1]
 
 
-def page() -> str:
-    """Return the page."""
+def pages() -> dict[str, str]:
+    """Return the pages by file name: `README.md`, and one per verb, with the commands of a group on one page."""
     program = typer.main.get_group(app)
-    verbs = list(commands(program))
-    links = [(f"[`{name}`](#{name.replace(' ', '-')})", _sentence(command)) for name, command in verbs]
-    global_options = _table(("option", "default", "meaning"), _options(program, None))
-    parts = [_INTRODUCTION, _table(("verb", "what it does"), links), f"\nOf the program itself:\n\n{global_options}"]
-    return "".join([*parts, *(part for name, command in verbs for part in section(name, command))])
+    found = {INDEX: overview(program)}
+    for verb, command in program.commands.items():
+        if not command.hidden:
+            found[f"{verb}.md"] = verb_page(verb, command)
+    return found
 
 
-def section(name: str, command: Any) -> Iterator[str]:
-    """Yield the parts of a verb's section. Raise `ValueError` if the verb lacks an example or help."""
+def overview(program: Any) -> str:
+    """Return the page of all verbs, by their panel in `--help`, and of the options of the program itself."""
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for name, command in commands(program):
+        verb, _, subcommand = name.removeprefix("paceline ").partition(" ")
+        anchor = f"#{name.replace(' ', '-')}" if subcommand else ""
+        row = (f"[`{name}`]({verb}.md{anchor})", _sentence(command))
+        panels.setdefault(getattr(program.commands[verb], "rich_help_panel", None) or "Verbs", []).append(row)
+    parts = [f"\n## {panel}\n\n{_table(('verb', 'what it does'), rows)}" for panel, rows in panels.items()]
+    options = _table(("option", "default", "meaning"), _options(program, None))
+    return "".join([_INTRODUCTION, *parts, f"\n## Options of the program\n\n{options}", _FOOTER])
+
+
+def verb_page(verb: str, command: Any) -> str:
+    """Return the page of a verb or of a group of commands."""
+    name = f"paceline {verb}"
+    parts = [f"# {name}\n\n{_sentence(command)}\n"]
+    if isinstance(command, typer.core.TyperGroup):
+        group = list(commands(command, name))
+        rows = [(f"[`{each}`](#{each.replace(' ', '-')})", _sentence(subcommand)) for each, subcommand in group]
+        parts.append("\n" + _table(("command", "what it does"), rows))
+        for each, subcommand in group:
+            parts += [f"\n## {each}\n\n{_sentence(subcommand)}\n", *section(each, subcommand, "###")]
+    else:
+        parts += section(name, command, "##")
+    if verb in _GUIDE_OF:
+        guide = f"{_GUIDE_OF[verb]}.md"
+        title = (GUIDES / guide).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        parts.append(f"\nGuide: [{title}](../../how-to/{guide}).\n")
+    return "".join([*parts, _FOOTER])
+
+
+def section(name: str, command: Any, heading: str) -> Iterator[str]:
+    """Yield what follows the sentence of a verb. Raise `ValueError` if the verb lacks an example or help.
+
+    `heading` is the mark of the headings of its option panels.
+    """
     arguments = [each for each in command.params if each.param_type_name == "argument"]
-    yield f"\n## {name}\n\n{_sentence(command)}\n\n"
-    yield f"```text\n{' '.join([name, '[OPTIONS]', *map(_usage, arguments)])}\n```\n"
+    yield f"\n```text\n{' '.join([name, '[OPTIONS]', *map(_usage, arguments)])}\n```\n"
     yield f"\nFor example:\n\n<!-- test: shown by {SHOWN_BY} -->\n```sh\n{example(command)}\n```\n"
     if arguments:
         rows = [(_code(each.metavar or each.name), _help(each)) for each in arguments]
         yield "\n" + _table(("argument", "meaning"), rows)
     for panel in dict.fromkeys(each.rich_help_panel for each in command.params if each not in arguments):
-        heading = f"\n### {panel}\n" if panel else ""
-        yield f"{heading}\n{_table(('option', 'default', 'meaning'), _options(command, panel))}"
+        rows = [*_options(command, panel)]
+        if rows:
+            title = f"\n{heading} {panel}\n" if panel else ""
+            yield f"{title}\n{_table(('option', 'default', 'meaning'), rows)}"
 
 
 def _sentence(command: Any) -> str:
@@ -126,5 +182,14 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
+def write() -> None:
+    """Write all pages, and remove those of verbs that are gone."""
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.md"):
+        old.unlink()
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    write()

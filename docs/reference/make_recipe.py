@@ -1,8 +1,9 @@
-"""Generate `recipe.md` from the schema of recipes.
+"""Generate the pages of `recipe/` from the schema of recipes: one page per section, and an index of all fields.
 
 After a change of a field, run .venv/bin/python docs/reference/make_recipe.py
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from paceline.models.build import MODEL_NAMES
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import IMPORT_PATH_FORM, PATH_PATTERN
 
-PAGE = Path(__file__).with_name("recipe.md")
+FOLDER = Path(__file__).with_name("recipe")
+INDEX = "README.md"
+OWN_PAGES = ("data.source", "data.augment")
+"""Fields below the first level that have a page of their own; others are on the page of their section."""
 Node = dict[str, Any]
 _NAMES = {"object": "mapping", "boolean": "`true`, `false`", "string": "text"}
 _LOW = {"exclusiveMinimum": "(", "minimum": "["}
@@ -19,9 +23,6 @@ _HIGH = {"exclusiveMaximum": ")", "maximum": "]"}
 
 _INTRODUCTION = """\
 # Recipe fields
-
-This page is written by [make_recipe.py](make_recipe.py) from the schema in `src/paceline/recipe/schema/`; a
-test fails when the two differ. `paceline recipes --schema` prints the same as a JSON schema, for editors.
 
 A recipe is a YAML 1.2 mapping. `extends: NAME` on its first level starts from a preset or another file.
 Unknown keys, duplicate keys, tags and anchors are errors. On the command line every field is `KEY=VALUE`,
@@ -33,58 +34,104 @@ with its dotted path as the key: `optim.lr=0.4`, `data.augment=[pad_crop,flip]`.
   Choosing another name drops the fields set for the previous one.
 - An entry of `data.augment` is a name, or a mapping with a `name`: `{name: pad_crop, padding: 2}`.
 - Where `package.module:Name` is among the variants, `name` may be the import path of
-  [your own code](../how-to/extend.md).
+  [your own code](../../how-to/extend.md).
 - `[a, b)` is a range that includes a and excludes b. "(to be set)" marks a field without a default: a recipe sets
   either `train.epochs` or `train.steps`.
+- `paceline recipes --schema` prints all fields as a JSON schema, for editors; `paceline recipes RECIPE` prints a recipe
+  with every field.
 """
+_FOOTER = "\n---\n\n*Generated from the schema of recipes by [make_recipe.py](../make_recipe.py).*\n"
 
 
 class Schema:
-    """Render the JSON schema of a recipe section by section."""
+    """Render the JSON schema of a recipe as pages, one per section."""
 
     def __init__(self, schema: Node) -> None:
         self._root = schema
 
-    def page(self) -> str:
-        """Return the page."""
-        return _INTRODUCTION + "".join(self._section("", self._root))
+    def pages(self) -> dict[str, str]:
+        """Return the pages by file name, in the order of the schema; the first is the index."""
+        found = {INDEX: self._index()}
+        for path, field in self._own_pages("", self._root):
+            found[_file(path)] = f"# {path}\n" + "".join(self._body(path, field, 1)) + _FOOTER
+        return found
 
-    def _section(self, path: str, node: Node) -> Iterator[str]:
-        """Yield the parts of the section at `path` and of its subsections."""
-        heading = f"## {path}" if path else "## All sections"
-        yield f"\n{heading}\n"
-        if path and "description" in node:
-            yield f"\n{node['description']}\n"
-        yield "\n" + self._table(path, node)
+    def _own_pages(self, path: str, node: Node) -> Iterator[tuple[str, Node]]:
+        """Yield (dotted path, field) of every section or union with a page of its own."""
+        for name, field in node["properties"].items():
+            below = _join(path, name)
+            if (not path or below in OWN_PAGES) and (self._variants(field) or self._object(field)):
+                yield below, field
+                if self._object(field):
+                    yield from self._own_pages(below, self._object(field))
+
+    def _index(self) -> str:
+        """Return the page with a table of the sections, each with links to its fields."""
+        rows = ["| section | what it sets | fields |", "|---|---|---|"]
+        for name, field in self._root["properties"].items():
+            if not (self._variants(field) or self._object(field)):
+                rows.append(f"| `{name}` | {self._meaning(field)} {self._sentence_of_type(field)} | |")
+        for path, field in self._own_pages("", self._root):
+            links = ", ".join(f"[`{name}`]({_file(path)}#{anchor})" for name, anchor in self._fields(path, field))
+            rows.append(f"| [`{path}`]({_file(path)}) | {self._meaning(field)} | {links} |")
+        return _INTRODUCTION + "\n## All sections\n\n" + "\n".join(rows) + "\n" + _FOOTER
+
+    def _sentence_of_type(self, field: Node) -> str:
+        kind = self._type(field, "")
+        return f"{kind[0].upper()}{kind[1:]}; default {self._default(field)}."
+
+    def _fields(self, path: str, field: Node) -> Iterator[tuple[str, str]]:
+        """Yield (name, anchor) of the fields on the page of `path`: of a union, its variants."""
+        variants = self._variants(field)
+        if variants:
+            yield from ((name, _slug(name)) for name in variants)
+            return
+        for name, each in self._object(field)["properties"].items():
+            yield name, _anchor(path, name)
+            below = _join(path, name)
+            if below in OWN_PAGES:
+                continue
+            if self._variants(each):
+                yield from ((f"{name}: {variant}", _slug(variant)) for variant in self._variants(each))
+            elif self._object(each):
+                yield from ((f"{name}.{inner}", _anchor(below, inner)) for inner in self._object(each)["properties"])
+
+    def _body(self, path: str, field: Node, level: int) -> Iterator[str]:
+        """Yield what is below the heading of `field`: its meaning, its table, and its subsections."""
+        variants = self._variants(field)
+        mark = "#" * (level + 1)
+        yield f"\n{_with_links(self._object(field).get('description') or field['description'])}\n"
+        for name, node in variants.items():
+            yield f"\n{mark} {name}\n\n{_with_links(node['description'])}\n"
+            if len(node["properties"]) > 1:
+                yield "\n" + self._table(path, node, name)
+        if variants:
+            return
+        yield "\n" + self._table(path, self._object(field))
         if path == "model":
             yield f"\nBuilt-in models: {_join_codes(MODEL_NAMES)}.\n"
-        for name, field in node["properties"].items():
-            below = f"{path}.{name}".lstrip(".")
-            variants = self._variants(field)
-            if variants:
-                yield from self._variant_sections(below, field, variants)
-            elif self._object(field):
-                yield from self._section(below, self._object(field))
+        for name, each in self._object(field)["properties"].items():
+            below = _join(path, name)
+            if below not in OWN_PAGES and (self._variants(each) or self._object(each)):
+                yield f"\n{mark} {below}\n"
+                yield from self._body(below, each, level + 1)
 
-    def _variant_sections(self, path: str, field: Node, variants: dict[str, Node]) -> Iterator[str]:
-        yield f"\n## {path}\n\n{field['description']}\n"
-        for name, node in variants.items():
-            yield f"\n### {name}\n\n{node['description']}\n"
-            if len(node["properties"]) > 1:
-                yield "\n" + self._table(path, node)
-
-    def _table(self, path: str, node: Node) -> str:
-        """Return a table of the fields of `node`."""
+    def _table(self, path: str, node: Node, variant: str = "") -> str:
+        """Return a table of the fields of `node`, each with an anchor."""
         rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
         for name, field in node["properties"].items():
             if name == "name" and "const" in field:  # a variant's name is its heading
                 continue
-            below = f"{path}.{name}".lstrip(".")
             default = self._default(field) if "default" in field else "(to be set)"
-            meaning = field.get("description") or self._object(field).get("description", "")
-            meaning = " ".join(meaning.split()).replace("|", r"\|")  # a row is one line
-            rows.append(f"| `{name}` | {self._type(field, below)} | {default} | {meaning} |")
+            anchor = f'<a id="{_anchor(path, name, variant)}"></a>'
+            kind = self._type(field, _join(path, name))
+            rows.append(f"| {anchor}`{name}` | {kind} | {default} | {self._meaning(field)} |")
         return "\n".join(rows) + "\n"
+
+    def _meaning(self, field: Node) -> str:
+        """Return the description of a field in one line, as a row of a table needs it."""
+        meaning = field.get("description") or self._object(field).get("description", "")
+        return _with_links(" ".join(meaning.split()).replace("|", r"\|"))
 
     def _resolved(self, node: Node) -> Node:
         return self._root["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
@@ -102,7 +149,7 @@ class Schema:
         return {node["properties"]["name"].get("const", IMPORT_PATH_FORM): node for node in nodes}
 
     def _type(self, field: Node, path: str) -> str:
-        link = f"(#{path.replace('.', '')})"
+        link = f"({_file(path)})" if path in OWN_PAGES else f"(#{_slug(path)})"
         if self._variants(field):
             return f"[{'list' if 'items' in field else 'one'} of]{link} {_join_codes(self._variants(field))}"
         if "anyOf" in field:
@@ -168,10 +215,43 @@ def _number(value: float) -> str:
     return "2^63" if value == 2**63 else f"{value:g}"
 
 
-def page() -> str:
-    """Return the page."""
-    return Schema(Recipe.model_json_schema()).page()
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}".lstrip(".")
+
+
+def _file(path: str) -> str:
+    """Return the file name of the page of a section."""
+    return f"{path.replace('.', '-')}.md"
+
+
+def _anchor(path: str, name: str, variant: str = "") -> str:
+    """Return the anchor of a field's row: its dotted path, with the variant that it belongs to."""
+    return ".".join(each for each in (path, _slug(variant), name) if each)
+
+
+def _slug(heading: str) -> str:
+    """Return the anchor of a heading."""
+    return re.sub(r"[^\w-]", "", heading.lower())
+
+
+def _with_links(text: str) -> str:
+    """Return a description with the links of a page one folder further down."""
+    return text.replace("](../", "](../../")
+
+
+def pages() -> dict[str, str]:
+    """Return the pages by file name."""
+    return Schema(Recipe.model_json_schema()).pages()
+
+
+def write() -> None:
+    """Write all pages, and remove those of sections that are gone."""
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.md"):
+        old.unlink()
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    write()

@@ -49,8 +49,26 @@ _SHORT = 24
 
 
 def on_config(config: Any) -> None:
-    """Read lists as code hosts do: what belongs to an item is indented by two spaces, not by four."""
+    """Fill in the folders of the navigation; read lists as code hosts do, with two spaces of indentation."""
+    config.nav = with_folders(config.nav)
     config.markdown_extensions.append(_Indentation())
+
+
+def with_folders(nav: Any) -> Any:
+    """Return the navigation with the pages of each folder, such as `reference/cli/`, in place of its name.
+
+    The first is the folder's README, and the others follow in the order in which it links to them.
+    """
+    match nav:
+        case list():
+            return [with_folders(each) for each in nav]
+        case dict():
+            return {title: with_folders(each) for title, each in nav.items()}
+        case str() if nav.endswith("/"):
+            overview = (ROOT / "docs" / nav / "README.md").read_text(encoding="utf-8")
+            linked = dict.fromkeys(re.findall(r"\]\(([\w-]+\.md)[#)]", overview))
+            return [f"{nav}{name}" for name in ("README.md", *linked)]
+    return nav
 
 
 def on_files(files: Files, config: Any) -> None:

@@ -33,13 +33,13 @@ def links_in(text: str) -> list[str]:
 
 
 def anchors_of(text: str) -> set[str]:
-    """Return the anchors of a document's headings; a second one of the same text ends in -1."""
+    """Return the anchors of a document: of `<a id>`, and of headings; a second one of the same text ends in -1."""
     without_blocks = re.sub(r"^ *(`{3,})[^\n]*\n.*?^ *\1 *$", "", text, flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#{1,6} +(.+?) *$", without_blocks, re.MULTILINE)
     plain = [re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     names = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain]
     seen: Counter[str] = Counter()
-    found = set()
+    found = set(re.findall(r'<a id="([^"]+)">', without_blocks))
     for name in names:
         found.add(f"{name}-{seen[name]}" if seen[name] else name)
         seen[name] += 1
@@ -107,8 +107,8 @@ def test_links_in_code_are_ignored_but_links_with_code_are_not() -> None:
 
 
 def test_headings_have_the_anchors_of_github() -> None:
-    text = "# A `b_c`: d, e-f\n## Same\n## Same\n```\n# no heading\n```\n### [Linked](to.md) one\n"
-    assert anchors_of(text) == {"a-b_c-d-e-f", "same", "same-1", "linked-one"}
+    text = '# A `b_c`: d, e-f\n## Same\n## Same\n```\n# no heading\n```\n### [Linked](to.md) one\n<a id="g.h"></a>\n'
+    assert anchors_of(text) == {"a-b_c-d-e-f", "same", "same-1", "linked-one", "g.h"}
 
 
 def test_every_test_named_by_a_document_exists() -> None:

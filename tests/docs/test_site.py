@@ -22,8 +22,10 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
     "how-to/slurm.html",
     "how-to/kubernetes.html",
     "coming-from/lightning.html",
-    "reference/recipe.html",
-    "reference/cli.html",
+    "reference/recipe/index.html",
+    "reference/recipe/optim.html",
+    "reference/cli/index.html",
+    "reference/cli/scale.html",
     "reference/python.html",
     "reference/run-directory.html",
     "explanation/prediction.html",
@@ -149,7 +151,7 @@ def test_the_site_contains_pages_and_not_their_sources(site):
 
 
 def test_links_to_other_files_lead_to_the_repository(pages):
-    def shown(text, repository="", path="docs/reference/cli.md", uri="reference/cli.md"):
+    def shown(text, repository="", path="docs/reference/pack.md", uri="reference/pack.md"):
         return pages.shown(text, path, uri, lambda target: target.endswith((".md", ".svg")), repository)
 
     assert shown("[the clock](../../benchmarks/clock.py)") == "the clock (`benchmarks/clock.py`)"
@@ -162,7 +164,7 @@ def test_links_to_other_files_lead_to_the_repository(pages):
     image = '<img src="docs/images/demo.svg">'
     assert shown(image, "", "README.md", "project/readme.md") == '<img src="../images/demo.svg">'
     for text in (
-        "[a](recipe.md#data)",
+        "[a](exit-codes.md#data)",
         "`[c](../../README.md)`",
         "[d](https://e.f/g.py)",
         "[h](#i)",
@@ -171,6 +173,14 @@ def test_links_to_other_files_lead_to_the_repository(pages):
         assert shown(text) == text
     block = "```sh\n[k](../../README.md)\n```\n"
     assert shown(f"<!-- test: dry-run -->\n{block}") == block
+
+
+def test_a_folder_of_the_navigation_is_its_pages(pages):
+    (reference,) = pages.with_folders([{"Command line": "reference/cli/"}, "index.md"])[:1]
+    first, second, *others = reference["Command line"]
+    assert (first, second) == ("reference/cli/README.md", "reference/cli/train.md")
+    assert "reference/cli/data.md" in others
+    assert len(others) == len(set(others))
 
 
 def test_a_list_may_follow_a_paragraph(pages):

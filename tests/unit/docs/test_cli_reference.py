@@ -1,4 +1,4 @@
-"""The page of the command line says what the program reads, and its examples are understood."""
+"""The pages of the command line say what the program reads, and their examples are understood."""
 
 import importlib.util
 import shlex
@@ -19,18 +19,22 @@ SPEC.loader.exec_module(MAKE)
 COMMANDS = dict(MAKE.commands(typer.main.get_group(app)))
 
 
-def test_the_page_is_what_the_program_reads() -> None:
-    assert MAKE.PAGE.read_text() == MAKE.page(), "run .venv/bin/python docs/reference/make_cli.py"
+PAGES = {path.name: path.read_text() for path in MAKE.FOLDER.glob("*.md")}
 
 
-def test_every_verb_and_option_is_on_the_page() -> None:
-    text = MAKE.PAGE.read_text()
+def test_the_pages_are_what_the_program_reads() -> None:
+    assert MAKE.pages() == PAGES, "run .venv/bin/python docs/reference/make_cli.py"
+
+
+def test_every_verb_and_option_is_on_its_page() -> None:
     assert {"paceline train", "paceline data pack", "paceline compare"} <= set(COMMANDS)
-    sections = dict(zip(COMMANDS, text.split("\n## ")[1:], strict=True))
     options = 0
-    for name, section in sections.items():
-        assert section.startswith(f"{name}\n")
-        for option in COMMANDS[name].params:
+    for name, command in COMMANDS.items():
+        _, verb, *rest = name.split()
+        text = PAGES[f"{verb}.md"]
+        assert f"[`{name}`]({verb}.md" in PAGES["README.md"]
+        section = text.partition(f"\n## {name}\n")[2].partition("\n## ")[0] if rest else text
+        for option in command.params:
             if option.param_type_name == "option" and not option.hidden:
                 options += 1
                 assert all(
@@ -59,4 +63,4 @@ def test_a_verb_without_an_example_and_an_option_without_help_are_refused() -> N
         MAKE.example(silent)
     assert MAKE.example(documented) == "paceline documented"
     with pytest.raises(ValueError, match="no help text"):
-        list(MAKE.section("paceline documented", documented))
+        list(MAKE.section("paceline documented", documented, "##"))
