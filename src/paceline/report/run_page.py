@@ -9,6 +9,7 @@ from typing import Any, Final
 from paceline import __version__
 from paceline.core.health import RunHistory, eval_points, find_problems, training_losses
 from paceline.core.results import Finding, RunResult
+from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.core.units import count, number, parameters
 from paceline.report import cells
 from paceline.report.document import (
@@ -30,7 +31,14 @@ from paceline.report.read_run import RunData
 from paceline.report.run_summary import reliability_rows, result_figures, training_rows, worst_classes_rows
 from paceline.report.system_sections import reliability_section, telemetry_section
 from paceline.report.text import clean_lines, clean_text, finite_or_none, format_time
-from paceline.report.time_sections import loader_section, profile_section, ranks_section, stage_table, time_section
+from paceline.report.time_sections import (
+    loader_section,
+    logged_stage_seconds,
+    profile_section,
+    ranks_section,
+    stage_table,
+    time_section,
+)
 
 _STATUS_TONES: Final[dict[str, Tone]] = {
     "completed": "good",
@@ -265,6 +273,11 @@ def _unfinished_figures(run: RunData) -> list[KeyFigure]:
             last_value = run.steps.extents[key].last
             cell = cells.seconds_cell(last_value) if key == "trained_s" else cells.number_cell(last_value)
             figures.append(KeyFigure(label, cell))
+    stages = logged_stage_seconds(run)
+    for stage in (DATA_WAIT, EXPOSED):
+        if stage in stages:
+            cell = cells.share_cell(stages[stage] / sum(stages.values()))
+            figures.append(KeyFigure(f"{cells.stage_label(stage)} so far", cell, "of rank 0's step time"))
     return figures
 
 

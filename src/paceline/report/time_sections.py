@@ -12,10 +12,14 @@ from paceline.core.results import (
     RunResult,
     StragglerResult,
 )
+from paceline.core.stages import DATA_WAIT, EXPOSED, STAGES
 from paceline.core.units import count, flops, milliseconds, number, seconds, share, size
 from paceline.report import cells
 from paceline.report.document import (
     Block,
+    Chart,
+    ChartLine,
+    ChartRow,
     KeyValueList,
     PageSection,
     Paragraph,
@@ -26,7 +30,8 @@ from paceline.report.read_run import RunData
 from paceline.report.run_summary import wall_clock_parts
 from paceline.report.text import clean_text, finite_or_none
 
-_UNFINISHED_NOTE = "The run has not finished: its time is attributed at its end."
+_UNFINISHED_NOTE = "The run has not finished: start-up, evaluations and checkpoints are attributed at its end."
+_SHARE_SUFFIX: Final = "_share"
 _NUM_OPEN_RANKS = 16
 _COST_LABELS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "parameters": ("parameters", number),
@@ -42,7 +47,8 @@ def time_section(run: RunData) -> PageSection:
     """Return the breakdown of the wall clock, and the stages of a step."""
     result, title = run.result, "Where the time went"
     if result is None:
-        return PageSection("time", title, [cells.missing_paragraph(_UNFINISHED_NOTE)])
+        note = cells.missing_paragraph(_UNFINISHED_NOTE)
+        return PageSection("time", title, [*_logged_stage_blocks(run), *_share_charts(run), note])
     account = result.account
     if account is None or account.wall_s <= 0:
         note = cells.missing_paragraph("The wall clock is not attributed: measure.clock is off.")
@@ -55,7 +61,57 @@ def time_section(run: RunData) -> PageSection:
         blocks += [cells.time_bar("One step of rank 0", parts, step_s, has_legend=False), table]
     else:
         blocks.append(cells.missing_paragraph("No step was counted: all steps were warm-up."))
-    return PageSection("time", title, [*blocks, *_host_to_device_blocks(result.host_to_device)])
+    return PageSection("time", title, [*blocks, *_share_charts(run), *_host_to_device_blocks(result.host_to_device)])
+
+
+def logged_stage_seconds(run: RunData) -> dict[str, float]:
+    """Return rank 0's seconds by stage in the logged steps so far, in the order of a step, with `residual` last.
+
+    Estimated from the shares in `steps.jsonl`; empty without any.
+    """
+    total_s: dict[str, float] = {}
+    images_before = 0.0
+    for point in run.steps.points:
+        images, rate = point.get("images_seen", 0.0), point.get("images_per_s", 0.0)
+        window_s = (images - images_before) / rate if rate > 0 else 0.0
+        images_before = images
+        shares = {
+            stage: min(1.0, max(0.0, point[key])) for stage in STAGES if (key := f"{stage}{_SHARE_SUFFIX}") in point
+        }
+        if not shares or window_s <= 0:
+            continue
+        for stage, each in (*shares.items(), ("residual", max(0.0, 1 - sum(shares.values())))):
+            total_s[stage] = total_s.get(stage, 0.0) + each * window_s
+    return {stage: total_s[stage] for stage in (*STAGES, "residual") if stage in total_s}
+
+
+def _logged_stage_blocks(run: RunData) -> list[Block]:
+    stages = logged_stage_seconds(run)
+    whole_s = sum(stages.values())
+    if whole_s <= 0:
+        return [cells.missing_paragraph("No logged step has shares of stages yet.")]
+    rows = [
+        [
+            TableCell(cells.stage_label(key), swatch=cells.stage_colour(key)),
+            cells.share_cell(each_s / whole_s, bar=True),
+            cells.seconds_cell(each_s),
+        ]
+        for key, each_s in sorted(stages.items(), key=lambda each: (each[0] == "residual", -each[1]))
+    ]
+    bar = cells.time_bar(f"Steps of rank 0 so far, {seconds(whole_s)}", stages, whole_s, has_legend=False)
+    columns = cells.table_columns(["stage"], ["share of a step", "so far"])
+    return [bar, Table("Stages so far, from the logged shares", columns, rows)]
+
+
+def _share_charts(run: RunData) -> list[Block]:
+    x_key = "epoch" if run.steps.has_key("epoch") else "step"
+    shown = [(stage, run.steps.xy_points(x_key, f"{stage}{_SHARE_SUFFIX}")) for stage in (DATA_WAIT, EXPOSED)]
+    lines = [
+        ChartLine(cells.stage_label(stage), [(x, 100 * share) for x, share in points])
+        for stage, points in shown
+        if len(points) > 1
+    ]
+    return [ChartRow([Chart("Waiting", x_key, "% of step time", lines)])] if lines else []
 
 
 def loader_section(run: RunData) -> PageSection:
@@ -194,9 +250,12 @@ def ranks_section(run: RunData) -> PageSection:
     result = run.result
     title = "Communication and ranks"
     if result is None:
-        return PageSection(
-            "ranks", title, [cells.missing_paragraph("The run has not finished: its ranks are compared at its end.")]
-        )
+        note = cells.missing_paragraph("The run has not finished: its ranks are compared at its end.")
+        stages = logged_stage_seconds(run)
+        if EXPOSED not in stages:
+            return PageSection("ranks", title, [note])
+        exposed = share(stages[EXPOSED] / sum(stages.values()))
+        return PageSection("ranks", title, [Paragraph(f"Exposed communication so far: {exposed} of a step."), note])
     if result.world_size == 1:
         return PageSection(
             "ranks",

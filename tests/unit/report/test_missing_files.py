@@ -10,10 +10,12 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.results import EvalResult
 from paceline.core.run_dir import RunDir
+from paceline.report.read_run import read_run
+from paceline.report.time_sections import logged_stage_seconds
 from paceline.report.write import render_report, write_report
 
 NOTES = {
-    "result.json": "The run has not finished: its time is attributed at its end",
+    "result.json": "The run has not finished: start-up, evaluations and checkpoints are attributed at its end",
     "recipe.yaml": "Plan (plan.json)",
     "plan.json": "Recipe, resolved (recipe.yaml)",
     "machine.json": "Machine and versions",
@@ -79,6 +81,31 @@ def test_a_killed_run_shows_how_far_it_came(rundir):
         file.write('{"step": 4000, "lo')
     text = write_report(rundir).read_text()
     assert "not finished" in text and "last logged step" in text and "top-1 so far" in text
+
+
+def test_an_unfinished_run_shows_where_its_time_went_so_far(rundir):
+    (rundir.path / "result.json").unlink()
+    shares = {"data_wait_share": 0.25, "forward_share": 0.5, "exposed_communication_share": 0.125, "evil<b>_share": 9.0}
+    rows = [
+        {"step": 10, "images_seen": 1000, "images_per_s": 100.0},  # in the measurement warm-up: no shares
+        {"step": 20, "images_seen": 2000, "images_per_s": 100.0, **shares},
+        {"step": 30, "images_seen": 4000, "images_per_s": 50.0, "data_wait_share": 0.5, "forward_share": 0.25},
+    ]
+    rundir.steps.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    seconds = logged_stage_seconds(read_run(rundir))
+    assert seconds == {"data_wait": 22.5, "forward": 15.0, "exposed_communication": 1.25, "residual": 11.25}
+    text = render_report(rundir, "md")
+    assert "| data wait so far | 45.0 % | of rank 0's step time |" in text
+    assert "Exposed communication so far: 2.5 % of a step." in text and "evil" not in text
+    assert "| Waiting, data wait | % of step time | 25 | 50 | 25 | 50 |" in text
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, "nan", 1e99])
+def test_shares_without_a_possible_speed_are_not_shown(rundir, rate):
+    (rundir.path / "result.json").unlink()
+    row = {"step": 1, "images_seen": 1e-99, "images_per_s": rate, "data_wait_share": -7.0}
+    rundir.steps.write_text(f"{json.dumps(row)}\n")
+    assert "No logged step has shares of stages yet." in render_report(rundir, "md")
 
 
 def test_a_run_that_only_began_is_reported(tmp_path):
