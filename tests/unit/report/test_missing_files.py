@@ -100,10 +100,10 @@ def test_an_unfinished_run_shows_where_its_time_went_so_far(rundir):
     assert "| Waiting, data wait | % of step time | 25 | 50 | 25 | 50 |" in text
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, "nan", 1e99])
+@pytest.mark.parametrize("rate", [0.0, -1.0, "nan"])
 def test_shares_without_a_possible_speed_are_not_shown(rundir, rate):
     (rundir.path / "result.json").unlink()
-    row = {"step": 1, "images_seen": 1e-99, "images_per_s": rate, "data_wait_share": -7.0}
+    row = {"step": 1, "images_seen": 128, "images_per_s": rate, "data_wait_share": -7.0}
     rundir.steps.write_text(f"{json.dumps(row)}\n")
     assert "No logged step has shares of stages yet." in render_report(rundir, "md")
 
