@@ -161,8 +161,13 @@ $(READY_DEV): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps HolisticTraceAnalysis==0.5.0
 	@touch $@
 
-$(READY_DOCS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+# The site is made from the sources without importing them, so it needs no PyTorch: only the extra `docs`.
+DOCS_EXTRA := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+$(READY_DOCS): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@mkdir -p build
+	@$(BIN)/python -c '$(DOCS_EXTRA)' > build/docs-requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement build/docs-requirements.txt
 	@touch $@
 
 # pip builds the native core too, when it installs the package; after a change of csrc this is quicker.
