@@ -1,37 +1,18 @@
-"""Have Griffe, which reads source code for the page of the Python interface, see two things that Python does.
-
-`paceline.train`, the function, is shown as `paceline.train()`, as the package of its name hides it from whoever only
-reads; and the fields of our values are shown as what they are made of.
-"""
+"""Show the classes of results on the pages of the Python API with the fields that pydantic reads from JSON."""
 
 from typing import Any
 
 import griffe
 
-VERB = "paceline.train"
-VALUE = "Value"
+BASE = "ResultModel"
 
 
 class Reading(griffe.Extension):
-    """Add what is not in the source as such."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._verb: griffe.Function | None = None
-
-    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
-        """Take the function, before the package of its name is read."""
-        if func.path == VERB:
-            self._verb = func
-
-    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Put it back, once all is read."""
-        if self._verb is not None and pkg.path == VERB.partition(".")[0]:
-            pkg.members["train()"] = self._verb
+    """Add the constructor that Griffe, which reads the source without running it, does not see."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Give a value the constructor that pydantic makes: its fields, by name."""
-        if VALUE not in map(str, cls.bases):
+        """Give a result the constructor that pydantic makes: its fields, by name."""
+        if BASE not in map(str, cls.bases):
             return
         fields = [
             griffe.Parameter(

@@ -1,6 +1,6 @@
 """Every public name has a docstring that says shapes, types, units and errors.
 
-What is public is what `docs/reference/python.md` shows: its lines `::: NAME`. The source is read and not imported.
+What is public is what `docs/reference/python/` shows: its lines `::: NAME`. The source is read and not imported.
 Tensors, numbers and errors are found by annotations and by `raise`, of a function and of the private ones of its file
 that it calls. What a public function of ours raises further down is for its own docstring.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
+PAGES = Path(__file__).parents[2] / "docs" / "reference" / "python"
 ARRAYS = {"Tensor", "NDArray", "ndarray"}
 SHAPE = re.compile(r"\[[\w., ]+\]")
 DTYPE = re.compile(r"\b(u?int(8|16|32|64)|b?float(16|32|64)|bool|whole numbers|float images)\b")
@@ -56,8 +56,13 @@ class Public:
 
 
 def names_on(page: str) -> list[str]:
-    """Return the names that a page shows, `()` left out, which tells a function from a package."""
-    return [name.removesuffix("()") for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    """Return the names that a page shows."""
+    return re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+
+
+def public_names() -> list[str]:
+    """Return the names that the pages of the Python API show."""
+    return [name for page in sorted(PAGES.glob("*.md")) for name in names_on(page.read_text())]
 
 
 def found(path: str, trees: dict[str, ast.Module]) -> Public:
@@ -208,7 +213,7 @@ def trees(modules):
 
 
 def test_every_public_docstring_has_shapes_types_units_and_errors(trees, none_of):
-    names = names_on(PAGE.read_text())
+    names = public_names()
     assert len(names) == len(set(names)) > 30
     assert {"paceline.train", "paceline.measure.StageClock", "paceline.core.dataset.Source"} <= set(names)
     errors = errors_of_ours(trees)
@@ -224,7 +229,7 @@ def test_every_public_docstring_has_shapes_types_units_and_errors(trees, none_of
 
 def test_our_errors_are_public(trees):
     """A reader can look up whatever a docstring may name."""
-    shown = {name.rpartition(".")[2] for name in names_on(PAGE.read_text())}
+    shown = {name.rpartition(".")[2] for name in public_names()}
     defined = {node.name for node in trees["paceline.core.errors"].body if isinstance(node, ast.ClassDef)}
     assert len(defined) > 5
     assert defined <= shown
@@ -303,4 +308,4 @@ def test_a_name_is_followed_to_its_definition_and_a_missing_one_is_an_error():
     assert found("a.Other", trees).doc == "One."
     with pytest.raises(AssertionError, match=r"a\.b has no None"):
         found("a.b.None", trees)
-    assert names_on("# A\n\n::: a.Other\n\ntext ::: b\n::: a.train()\n    options:\n") == ["a.Other", "a.train"]
+    assert names_on("# A\n\n::: a.Other\n\ntext ::: b\n::: a.train\n    options:\n") == ["a.Other", "a.train"]

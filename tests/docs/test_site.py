@@ -26,7 +26,7 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
     "reference/recipe/optim.html",
     "reference/cli/index.html",
     "reference/cli/scale.html",
-    "reference/python.html",
+    "reference/python/results.html",
     "reference/run-directory.html",
     "explanation/prediction.html",
     "adr/0016-data-path.html",
@@ -96,11 +96,11 @@ def pages():
 
 
 def sources(site, pages):
-    """Yield (path in the repository, path on the site) of every document except the one generated from docstrings."""
+    """Yield (path in the repository, path on the site) of every document except those generated from docstrings."""
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT).as_posix()
         uri = name.removeprefix("docs/")
-        if uri != "reference/python.md":
+        if "\n::: " not in path.read_text():
             yield name, uri.replace("README.md", "index.md")
     yield from (each for each in pages.BESIDE.items() if each[1].endswith(".md"))
 
@@ -148,6 +148,13 @@ def test_the_site_contains_pages_and_not_their_sources(site):
     texts = [path.read_text() for path in site.rglob("*.html")]
     assert len(texts) > 60
     assert [text for text in texts if "<!-- test:" in text or "test: with" in text] == []
+
+
+def test_python_pages_show_signatures_over_several_lines(site):
+    """Without a formatter a signature is one long line, and without `reading.py` a result has no fields."""
+    text = re.sub(r"<[^>]+>", "", (site / "reference/python/results.html").read_text())
+    assert re.search(r"RunResult\(\s*\*,\n +\w+: ", text)
+    assert "train(\n    recipe: str" in re.sub(r"<[^>]+>", "", (site / "reference/python/train.html").read_text())
 
 
 def test_links_to_other_files_lead_to_the_repository(pages):

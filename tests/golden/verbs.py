@@ -376,8 +376,9 @@ def _resolved(schema: Any, classes: dict[str, Any]) -> Any:
 
 def _names(record: Record, checkout: Path, more: Iterable[str]) -> Case:
     """Record the signatures of the names on the Python API page, of this record or of an earlier one."""
-    page = (checkout / "docs/reference/python.md").read_text()
-    names = {name.removesuffix("()") for name in re.findall(r"^::: (\S+)", page, re.MULTILINE)}
+    pages = [checkout / "docs/reference/python.md", *(checkout / "docs/reference/python").glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages if page.exists())  # an earlier commit has one page
+    names = {name.removesuffix("()") for name in re.findall(r"^::: (\S+)", text, re.MULTILINE)}
     earlier = {found[1] for place in more if (found := re.match(r"python/(\S+)", place))}
     completed = yield Job(tuple(sorted(names | earlier)), script="names.py")
     if completed.codes != [0]:
