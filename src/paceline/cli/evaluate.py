@@ -58,16 +58,17 @@ def show_evaluation(report: "EvalReport", checkpoint: Path, *, as_json: bool, pe
         print(json.dumps(evaluation_json(report, classes if per_class else ()), indent=2))
         return
     from paceline.report.document import KeyValueList
-    from paceline.report.learning_sections import class_table
+    from paceline.report.mistake_sections import class_table
     from paceline.report.render_terminal import print_blocks
     from paceline.report.run_page import clean_findings
     from paceline.report.run_summary import evaluation_figures, worst_classes_rows
 
+    confusion = report.classes.confusion if report.classes else ()
     rows = [*(figure.row for figure in evaluation_figures(report)), *worst_classes_rows(classes)]
     print_blocks(
         KeyValueList(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}"),
         KeyValueList([finding.row for finding in clean_findings(report.health)], "health"),
-        *([class_table(classes, num_open=0)] if per_class else []),
+        *([class_table(classes, confusion, num_open=0)] if per_class else []),
     )
 
 

@@ -23,6 +23,7 @@ IMBALANCE_RATIO: Final = 10
 """Ratio of the largest class to the smallest from which top-1 hides the rare classes."""
 _CORNER = "true\\predicted"
 _COLUMNS = ("class", "images", "correct", "accuracy")
+_CALIBRATION_COLUMNS = ("above", "up_to", "images", "correct", "accuracy", "confidence")
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,29 @@ class ClassCount:
 
 
 @dataclass(frozen=True)
+class CalibrationBin:
+    """Images whose confidence is above `low` and at most `high`: their number, how many were classified correctly, and
+    their mean confidence (0 without images)."""
+
+    low: float
+    high: float
+    images: int
+    correct: int
+    confidence: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of correctly classified images, 0 to 1. Only for a bin with images."""
+        return self.correct / self.images
+
+
+@dataclass(frozen=True)
 class ClassTable:
-    """Per-class results of one evaluation."""
+    """Per-class results and calibration of one evaluation."""
 
     classes: tuple[ClassCount, ...]
     confusion: tuple[tuple[int, ...], ...] = ()  # a row per true class, a column per predicted one; may be left out
+    calibration: tuple[CalibrationBin, ...] = ()  # of which the ECE is computed
 
     @property
     def is_uneven(self) -> bool:
@@ -112,6 +131,38 @@ def read_classes_csv(text: str) -> tuple[ClassCount, ...]:
         return tuple(ClassCount(from_cell(row["class"]), int(row["images"]), int(row["correct"])) for row in rows)
     except (KeyError, TypeError, ValueError, csv.Error):
         raise PacelineError("is not a table of classes") from None
+
+
+def calibration_csv(table: ClassTable) -> str:
+    """Return the calibration bins as CSV; accuracy and confidence are empty for a bin without images."""
+    rows = [
+        [each.low, each.high, each.images, each.correct, each.accuracy if each.images else "", each.confidence or ""]
+        for each in table.calibration
+    ]
+    return _to_csv([_CALIBRATION_COLUMNS, *rows])
+
+
+def read_calibration_csv(text: str) -> tuple[CalibrationBin, ...]:
+    """Parse the output of `calibration_csv`. Raise `PacelineError` for anything else, such as impossible numbers."""
+    try:
+        rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        bins = tuple(
+            CalibrationBin(
+                float(row["above"]),
+                float(row["up_to"]),
+                int(row["images"]),
+                int(row["correct"]),
+                float(row["confidence"] or 0),
+            )
+            for row in rows
+        )
+        if all(0 <= each.low < each.high <= 1 and 0 <= each.correct <= each.images for each in bins) and all(
+            0 <= each.confidence <= 1 for each in bins
+        ):
+            return bins
+    except (KeyError, TypeError, ValueError, csv.Error):
+        pass
+    raise PacelineError("is not a table of calibration bins") from None
 
 
 def _to_csv(rows: Iterable[Iterable[object]]) -> str:

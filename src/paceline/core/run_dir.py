@@ -15,7 +15,15 @@ from typing import IO, Any, Final
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import make_folder, open_lock_file, open_to_read, open_to_write, remove_abandoned, replace_file
 from paceline.core.json_file import MAX_BYTES, parse_json, read_json, read_limited
-from paceline.core.results import ClassCount, ClassTable, RunResult, classes_csv, confusion_csv, read_classes_csv
+from paceline.core.results import (
+    ClassCount,
+    ClassTable,
+    RunResult,
+    calibration_csv,
+    classes_csv,
+    confusion_csv,
+    read_classes_csv,
+)
 
 LOCK: Final = ".lock"
 NO_LOCKS: Final = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -173,6 +181,8 @@ class RunDir:
     """CSV file of the last evaluation, one row per class."""
     confusion = _Inside("confusion.csv")
     """The confusion matrix of the last evaluation, as CSV."""
+    calibration = _Inside("calibration.csv")
+    """CSV file of the last evaluation, one row per bin of confidence."""
     tensorboard = _Inside("tensorboard")
     """TensorBoard's event files."""
     attempts = _Inside("attempts.jsonl")
@@ -300,10 +310,12 @@ class RunDir:
             return None
 
     def write_classes(self, table: ClassTable) -> None:
-        """Write `classes.csv`, and `confusion.csv` if the table has a confusion matrix."""
+        """Write `classes.csv`, and `confusion.csv` and `calibration.csv` if the table has them."""
         write_atomic(self.classes, classes_csv(table))
         if table.confusion:
             write_atomic(self.confusion, confusion_csv(table))
+        if table.calibration:
+            write_atomic(self.calibration, calibration_csv(table))
 
     def read_classes(self) -> tuple[ClassCount, ...]:
         """Return the classes of the last evaluation, or () without one. Raise `PacelineError` for a damaged file."""

@@ -25,6 +25,7 @@ MAX_MATRIX_CLASSES = 100
 _NUM_LEVELS = 10  # of opacity, in a matrix that is drawn as one path per level
 _MIN_OPACITY = 0.25  # below this, a cell looks empty
 _NAME_CHAR_WIDTH = 6.2
+_AXIS_TITLE = 14.0  # margin of an axis title of a heat map
 _MAX_NAME_CHARS = 14
 
 
@@ -391,7 +392,7 @@ class ClassTick:
 
 @dataclass(frozen=True)
 class HeatMapGeometry:
-    """A heat map ready to draw; `left` and `top` are margins of the names, which lean if long."""
+    """A heat map ready to draw; `left` and `top` are margins of axis titles and names, which lean if long."""
 
     width: float
     height: float
@@ -413,10 +414,10 @@ def layout_heat_map(heat: HeatMap) -> HeatMapGeometry:
         cell, every = 6.0, 10
         ticks = tuple(ClassTick(cell * (index + 0.5), str(index)) for index in range(0, num, every))
         return HeatMapGeometry(
-            32 + cell * num,
-            24 + cell * num,
-            28.0,
-            20.0,
+            32 + _AXIS_TITLE + cell * num,
+            24 + _AXIS_TITLE + cell * num,
+            28.0 + _AXIS_TITLE,
+            20.0 + _AXIS_TITLE,
             cell,
             ticks,
             (),
@@ -426,7 +427,7 @@ def layout_heat_map(heat: HeatMap) -> HeatMapGeometry:
     cell = 34.0 if num <= 12 else 22.0
     longest = _NAME_CHAR_WIDTH * max(len(each) for each in names)
     leans = longest > cell
-    left, top = 16 + longest, 16 + 0.75 * longest if leans else 20.0
+    left, top = 16 + longest + _AXIS_TITLE, (16 + 0.75 * longest if leans else 20.0) + _AXIS_TITLE
     ticks = tuple(ClassTick(cell * (index + 0.5), each) for index, each in enumerate(names))
     width, height = left + cell * num + (0.6 * top if leans else 4.0), top + cell * num + 4
     return HeatMapGeometry(width, height, left, top, cell, ticks, tuple(_build_squares(heat, cell)), (), leans)

@@ -194,11 +194,10 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A thumbnail as a data URL ("" for none), with its true and predicted class."""
+    """A thumbnail as a data URL ("" for none), with a title such as its class."""
 
     address: str
-    true: str
-    predicted: str
+    title: str
     details: Sequence[str]
     name: str
 
@@ -209,6 +208,7 @@ class Gallery:
 
     title: str
     pictures: Sequence[Thumbnail]
+    note: str = ""
     kind: ClassVar[str] = "gallery"
 
 

@@ -1,30 +1,22 @@
-"""Report sections on learning: accuracy, loss, learning rate, classes and worst mistakes."""
+"""Report section on learning: accuracy, loss, learning rate and throughput."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from heapq import nlargest
 from typing import Any, Final
 
-from paceline.core.results import ClassCount, error_rate_key
 from paceline.core.units import accuracy, number
 from paceline.report import cells
 from paceline.report.cells import TimeUnit, choose_time_unit
-from paceline.report.charts import MAX_MATRIX_CLASSES
 from paceline.report.document import (
     Block,
     Chart,
     ChartLine,
     ChartRow,
-    Gallery,
-    HeatMap,
     PageSection,
     Paragraph,
     Table,
     TableCell,
     TableColumn,
-    Thumbnail,
 )
-from paceline.report.read_run import RunData, WorstMistake
+from paceline.report.read_run import RunData
 from paceline.report.series import Series, downsample
 from paceline.report.text import clean_text, finite_or_none
 
@@ -36,7 +28,7 @@ _EVALUATION_COLUMNS: Final = {
     "top1": "top-1",
     "top5": "top-5",
     "loss": "loss",
-    "ece": "calibration error",
+    "ece": "ECE",
     "ema_top1": "averaged top-1",
     "ema_loss": "averaged loss",
     "train_top1": "training top-1",
@@ -49,10 +41,6 @@ _EVALUATION_COLUMNS: Final = {
     "images_per_s": "images/s",
 }
 _MAX_EVAL_ROWS = 500
-_NUM_OPEN_CLASSES: Final = 20
-_MAX_CONFUSED_PAIRS: Final = 20
-_MAX_CLASSES: Final = 1000
-_MAX_THUMBNAIL_BYTES: Final = 400_000  # of all thumbnails
 
 
 def learning_section(run: RunData) -> PageSection:
@@ -204,100 +192,3 @@ def _evaluation_cell(key: str, value: object) -> TableCell:
             return cells.accuracy_cell(amount)
         case _:
             return cells.loss_cell(amount)
-
-
-def classes_section(run: RunData) -> PageSection:
-    """Return the class table, the confusion matrix and the worst mistakes."""
-    blocks: list[Block] = []
-    if run.classes:
-        blocks += [class_table(run.classes), *_confusion_blocks(run)]
-    else:
-        blocks.append(cells.missing_paragraph("There are no class results: nothing was evaluated."))
-    return PageSection("classes", "Classes and mistakes", [*blocks, _mistake_gallery(run)])
-
-
-def class_table(counts: Sequence[ClassCount], num_open: int = _NUM_OPEN_CLASSES) -> Table:
-    """Return the accuracy of each class, the worst first."""
-    evaluated = sorted((each for each in counts if each.images), key=error_rate_key)
-    listed = [*evaluated, *(each for each in counts if not each.images)][:_MAX_CLASSES]
-    rows = [
-        [
-            cells.text_cell(each.name, 80),
-            cells.count_cell(each.images),
-            cells.count_cell(each.correct),
-            cells.accuracy_cell(each.accuracy, bar=True) if each.images else TableCell("no images"),
-        ]
-        for each in listed
-    ]
-    columns = cells.table_columns(["class"], ["images", "correct", "accuracy"])
-    more = (
-        f"all {len(counts):,} classes"
-        if len(listed) == len(counts)
-        else f"the worst {len(listed):,} of {len(counts):,}"
-    )
-    return Table("Classes, the worst first", columns, rows, num_open, more)
-
-
-def _confusion_blocks(run: RunData) -> list[Block]:
-    if not run.confusion:
-        return [cells.missing_paragraph("There is no confusion matrix: too many classes, or it was not written.")]
-    names = [each.name for each in run.classes]
-    blocks: list[Block] = []
-    if len(names) <= MAX_MATRIX_CLASSES:
-        blocks.append(HeatMap("Confusion matrix: true class by row, predicted by column", names, run.confusion))
-    pairs = _confused_pairs(run)
-    if pairs:
-        columns = cells.table_columns(["true", "predicted"], ["images", "share of the true class"])
-        blocks.append(Table("Most confused pairs", columns, pairs, 10, "more"))
-    return blocks
-
-
-def _confused_pairs(run: RunData) -> list[list[TableCell]]:
-    mistakes = (
-        # Negative indices: of equal counts, `nlargest` takes the first in class order.
-        (count, -row, -column)
-        for row, counts in enumerate(run.confusion)
-        for column, count in enumerate(counts)
-        if count and row != column
-    )
-    rows = []
-    for count, row, column in nlargest(_MAX_CONFUSED_PAIRS, mistakes):
-        true, predicted = run.classes[-row], run.classes[-column]
-        share = count / max(1, sum(run.confusion[-row]))
-        rows.append(
-            [
-                cells.text_cell(true.name, 80),
-                cells.text_cell(predicted.name, 80),
-                cells.count_cell(count),
-                cells.share_cell(share, bar=True),
-            ]
-        )
-    return rows
-
-
-def _mistake_gallery(run: RunData) -> Block:
-    if not run.mistakes:
-        return cells.missing_paragraph(
-            "No misclassified image was saved: there is none, log.worst is 0, or nothing was evaluated."
-        )
-    pictures = [_mistake_thumbnail(mistake) for mistake in run.mistakes]
-    return Gallery("Worst mistakes, by loss", limit_thumbnails(pictures, _MAX_THUMBNAIL_BYTES))
-
-
-def limit_thumbnails(pictures: Sequence[Thumbnail], max_bytes: int) -> list[Thumbnail]:
-    """Return thumbnails without the images that do not fit into `max_bytes` in all."""
-    left, limited = max_bytes, []
-    for each in pictures:
-        is_shown = len(each.address) <= left
-        left -= len(each.address) if is_shown else 0
-        limited.append(each if is_shown else replace(each, address=""))
-    return limited
-
-
-def _mistake_thumbnail(mistake: WorstMistake) -> Thumbnail:
-    record = mistake.record
-    confidence, loss = finite_or_none(record.get("confidence")), finite_or_none(record.get("loss"))
-    details = [f"{accuracy(confidence)} sure" if confidence is not None else "", f"loss {loss:.3f}" if loss else ""]
-    name = clean_text(record.get("name", record.get("index", "")), 300)
-    true, predicted = (clean_text(record.get(key, "?"), 40) for key in ("true", "predicted"))
-    return Thumbnail(mistake.thumbnail, true, predicted, [*filter(None, details)], name)

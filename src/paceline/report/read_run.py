@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.files import open_to_read
-from paceline.core.results import ClassCount, RunResult, read_classes_csv
+from paceline.core.results import CalibrationBin, ClassCount, RunResult, read_calibration_csv, read_classes_csv
 from paceline.core.run_dir import RunDir
 from paceline.report.series import Series, downsample
 from paceline.report.settings import read_settings
@@ -79,6 +79,7 @@ class RunData:
     num_nodes: int = 0
     classes: tuple[ClassCount, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
+    calibration: tuple[CalibrationBin, ...] = ()
     mistakes: tuple[WorstMistake, ...] = ()
     warnings: FirstRecords = FirstRecords()
     bad_images: FirstRecords = FirstRecords()
@@ -300,6 +301,7 @@ def _read_facts(reader: TolerantReader, rundir: RunDir) -> RunData:
         machine=reader.read_object(rundir.path / "machine.json"),
         classes=classes,
         confusion=confusion,
+        calibration=_read_calibration(reader, rundir),
         warnings=_read_first(reader.read_records(rundir.warnings), 100),
         attempts=_read_first(reader.read_records(rundir.attempts), 1000),
     )
@@ -358,6 +360,15 @@ def _read_classes(reader: TolerantReader, rundir: RunDir) -> tuple[tuple[ClassCo
         return (), ()
     is_square = len(confusion) == len(classes) and all(len(row) == len(classes) for row in confusion)
     return classes, confusion if is_square else ()
+
+
+def _read_calibration(reader: TolerantReader, rundir: RunDir) -> tuple[CalibrationBin, ...]:
+    text = reader.read_text(rundir.calibration, _MAX_TABLE_BYTES)
+    try:
+        return read_calibration_csv(text) if text else ()  # missing in runs of older versions
+    except PacelineError as error:
+        reader.problems.append(f"calibration.csv: {error}")
+        return ()
 
 
 def _read_mistakes(reader: TolerantReader, rundir: RunDir) -> Iterator[WorstMistake]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from paceline.core.results import ClassCount
@@ -127,8 +128,10 @@ def _render_drawing(block: StackedBar | BarChart | ChartRow | HeatMap | Gallery)
         case HeatMap():
             yield from _render_matrix(block)
         case Gallery():
-            rows = [[each.true, each.predicted, ", ".join([*each.details, each.name])] for each in block.pictures]
-            yield from _titled_table(block.title, ["true", "predicted", "image"], rows)
+            rows = [[each.title, ", ".join(each.details), each.name] for each in block.pictures]
+            yield from _titled_table(
+                f"{block.title} ({block.note})" if block.note else block.title, ["image", "", "file"], rows
+            )
 
 
 def _bar_row(row: BarRow, names: Sequence[str]) -> list[str]:
@@ -193,6 +196,7 @@ def run_to_data(run: RunData) -> dict[str, Any]:
             "telemetry": [_node_data(node) for node in run.nodes],
             "classes": [_class_data(each) for each in run.classes],
             "confusion": run.confusion if len(run.classes) <= MAX_MATRIX_CLASSES else None,
+            "calibration": [asdict(each) for each in run.calibration],
             "mistakes": [mistake.record for mistake in run.mistakes],
             "warnings": _records_data(run.warnings),
             "bad_images": _records_data(run.bad_images),

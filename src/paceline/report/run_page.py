@@ -26,7 +26,8 @@ from paceline.report.document import (
     TableCell,
     Tone,
 )
-from paceline.report.learning_sections import classes_section, learning_section
+from paceline.report.learning_sections import learning_section
+from paceline.report.mistake_sections import mistakes_section
 from paceline.report.read_run import RunData
 from paceline.report.run_summary import reliability_rows, result_figures, training_rows, worst_classes_rows
 from paceline.report.system_sections import reliability_section, telemetry_section
@@ -67,7 +68,7 @@ def build_run_page(run: RunData) -> ReportPage:
         ranks_section(run),
         profile_section(run),
         telemetry_section(run),
-        classes_section(run),
+        mistakes_section(run),
         reliability_section(run),
         provenance_section(run),
     ]

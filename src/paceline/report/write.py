@@ -26,7 +26,7 @@ from paceline.report.document import (
     Table,
 )
 from paceline.report.experiment_tables import build_experiment_page
-from paceline.report.learning_sections import limit_thumbnails
+from paceline.report.mistake_sections import limit_thumbnails
 from paceline.report.read_run import is_experiment_dir, read_run
 from paceline.report.render import render_html, render_markdown, run_to_data
 from paceline.report.run_page import build_run_page

@@ -111,7 +111,7 @@ def output_dir(path: Path) -> Iterator[RunDir]:
 
 
 def write_eval_outputs(folder: RunDir, values: Mapping[str, Any], report: EvalReport, source: Source) -> None:
-    """Write `eval.json` with `values`, `classes.csv`, `confusion.csv` and the worst images of `source`.
+    """Write `eval.json` with `values`, the tables of `RunDir.write_classes`, and the worst images of `source`.
 
     Raise `PacelineError` if the folder cannot be written.
     """

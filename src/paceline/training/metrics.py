@@ -9,7 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.results import ClassCount, ClassTable, EvalResult, MisclassifiedImage, printable_class_name
+from paceline.core.results import (
+    CalibrationBin,
+    ClassCount,
+    ClassTable,
+    EvalResult,
+    MisclassifiedImage,
+    printable_class_name,
+)
 
 NUM_BINS = 15
 """Bins of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)."""
@@ -109,12 +116,28 @@ class EvalCounts:
         )
 
     def to_class_table(self, names: Sequence[str]) -> ClassTable:
-        """Return the per-class counts for classes called `names`."""
+        """Return the per-class counts for classes called `names`, and the calibration bins."""
         rows = zip(names, *self.classes.tolist(), strict=True)
         return ClassTable(
             classes=tuple(ClassCount(printable_class_name(name), images, correct) for name, images, correct in rows),
             confusion=tuple(map(tuple, self.confusion.tolist())),
+            calibration=calibration_bins(self.bins),
         )
+
+
+def calibration_bins(bins: Tensor) -> tuple[CalibrationBin, ...]:
+    """Return the bins of confidence from [3, num_bins]: images, summed confidence, correct."""
+    num_bins = bins.shape[1]
+    return tuple(
+        CalibrationBin(
+            low=number / num_bins,
+            high=(number + 1) / num_bins,
+            images=int(images),
+            correct=int(correct),
+            confidence=min(1.0, confidence / images) if images else 0.0,
+        )
+        for number, (images, confidence, correct) in enumerate(bins.T.tolist())
+    )
 
 
 def expected_calibration_error(bins: Tensor) -> float:

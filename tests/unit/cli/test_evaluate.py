@@ -127,7 +127,7 @@ def test_the_outputs_are_of_the_overridden_data_set(trained: Path, tmp_path: Pat
     words = ["data.source.num_val_images=5", "log.worst=0"]
     out = tmp_path / "other"
     assert evaluate(EvalOptions(run=trained, overrides=words, ranks="1", out=out, as_json=True)) == 0
-    assert sorted(contents(out)) == ["classes.csv", "confusion.csv", "eval.json"]
+    assert sorted(contents(out)) == ["calibration.csv", "classes.csv", "confusion.csv", "eval.json"]
     expected = json.loads((out / "eval.json").read_text())
     assert (expected["images"], expected["overrides"]) == (5, words)
 

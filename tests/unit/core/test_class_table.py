@@ -8,11 +8,14 @@ import pytest
 from paceline.core.csv_cells import to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.results import (
+    CalibrationBin,
     ClassCount,
     ClassTable,
+    calibration_csv,
     classes_csv,
     confusion_csv,
     printable_class_name,
+    read_calibration_csv,
     read_classes_csv,
     worst_classes,
 )
@@ -68,3 +71,18 @@ def test_a_folder_name_that_is_no_text_is_written_out() -> None:
 def test_another_table_is_refused(text: str) -> None:
     with pytest.raises(PacelineError, match="is not a table of classes"):
         read_classes_csv(text)
+
+
+BINS = (CalibrationBin(0.0, 1 / 3, 0, 0, 0.0), CalibrationBin(1 / 3, 1.0, 7, 5, 2 / 3))
+
+
+def test_calibration_bins_read_back() -> None:
+    text = calibration_csv(ClassTable((), calibration=BINS))
+    assert text.splitlines()[1] == "0.0,0.3333333333333333,0,0,,"
+    assert read_calibration_csv(text) == BINS
+
+
+@pytest.mark.parametrize("row", ["0,1,3,4,1,0.5", "0,1,-1,0,0,0.5", "0,1,3,2,1,nan", "0.5,0.5,3,2,1,0.5", "0,1,3", "x"])
+def test_impossible_calibration_bins_are_refused(row: str) -> None:
+    with pytest.raises(PacelineError):
+        read_calibration_csv(f"above,up_to,images,correct,accuracy,confidence\n{row}\n")

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from paceline.core.results import ClassCount, ClassTable, RunResult
+from paceline.core.results import CalibrationBin, ClassCount, ClassTable, RunResult
 from paceline.core.run_dir import RunDir
 
 BEGIN_S = 1_795_275_073.0
@@ -85,7 +85,10 @@ def class_table(names: tuple[str, ...], draw: random.Random) -> ClassTable:
             row[near % num] += 1
         rows.append(tuple(row))
     counts = tuple(ClassCount(name, 100, rows[index][index]) for index, name in enumerate(names))
-    return ClassTable(counts, tuple(rows) if num <= 200 else ())
+    bins = tuple(
+        CalibrationBin(each / 15, (each + 1) / 15, 40 * each, 30 * each, (each + 0.5) / 15) for each in range(15)
+    )
+    return ClassTable(counts, tuple(rows) if num <= 200 else (), bins)
 
 
 def result(table: ClassTable, **changes: Any) -> RunResult:

@@ -9,7 +9,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss, top_k_accuracy_score
 from torch import Tensor
 
-from paceline.training.metrics import MAX_CONFUSION_CLASSES, EvalCounts, predict_batch
+from paceline.training.metrics import MAX_CONFUSION_CLASSES, NUM_BINS, EvalCounts, predict_batch
 
 CPU = torch.device("cpu")
 NAMES = tuple("abcdefg")
@@ -143,3 +143,13 @@ def test_logits_that_are_no_numbers_make_a_loss_and_a_calibration_error_that_are
 def test_half_precision_logits_are_summed_in_double() -> None:
     logits, labels = made(100, 7)
     assert counted(logits.bfloat16(), labels).to_result() == counted(logits.bfloat16().double(), labels).to_result()
+
+
+def test_the_recorded_bins_give_the_calibration_error() -> None:
+    tally = counted(*made(500, 7))
+    bins = tally.to_class_table(NAMES).calibration
+    assert [each.low for each in bins[1:]] == [each.high for each in bins[:-1]] and len(bins) == NUM_BINS
+    assert sum(each.images for each in bins) == 500
+    error = sum(abs(each.correct - each.confidence * each.images) for each in bins) / 500
+    assert error == pytest.approx(tally.to_result().ece, rel=1e-12)
+    assert all(each.low < each.confidence <= each.high for each in bins if each.images)
