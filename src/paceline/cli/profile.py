@@ -53,7 +53,7 @@ from paceline.report.document import KeyFigure, KeyValueList, ReportPage, TableC
 from paceline.report.read_run import RunData
 from paceline.report.render_terminal import print_page
 from paceline.report.run_page import summarize_bottleneck
-from paceline.report.time_sections import loader_section, profile_blocks, ranks_section, stage_table
+from paceline.report.time_sections import loader_blocks, profile_blocks, rank_blocks, stage_table
 
 if TYPE_CHECKING:
     from paceline.lab.profile import Profile
@@ -334,8 +334,8 @@ def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool
         summary=[
             KeyValueList(list(_trace_rows(profile, rundir))),
             *filter(None, [stage_table(result, "rank 0, repeat 1" if profile.base.n > 1 else "rank 0")]),
-            *loader_section(run).blocks,
-            *(ranks_section(run).blocks if profile.ranks > 1 else ()),
+            *loader_blocks(result.loader),
+            *rank_blocks(run),
             *profile_blocks(values),
         ],
     )

@@ -1,5 +1,7 @@
 """Join or start ranks: checks of `--ranks`, restarts, and steps in a Slurm allocation."""
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -22,6 +24,7 @@ from paceline.parallel.network_interface import interface_to
 from paceline.recipe.schema.train import Parallel
 
 _LOOPBACK = "lo"
+_COMMAND: Final = "PACELINE_COMMAND"  # a JSON list: the command line that started the ranks, as typed
 _KILLED_CODE = 128 + signal.SIGKILL
 _OOM_MESSAGE = (
     "out of memory, by the limit of its control group (lower data.batch_size or data.workers, or request more memory)"
@@ -110,12 +113,13 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
     preemption.
     """
     verb, *args = sys.argv[1:]
+    environ = {**os.environ, _COMMAND: json.dumps(["paceline", verb, *args])}
     for attempt in range(max_restarts + 1):
         resume = ["--resume"] if attempt and "--resume" not in args else []
         # -P: do not import modules from the current folder, which may hold data.
         command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *resume, *args]
         oom_before = oom_kills()
-        ended = launch(command, ranks, os.environ, port=port, grace_s=grace_s, attempt=attempt)
+        ended = launch(command, ranks, environ, port=port, grace_s=grace_s, attempt=attempt)
         if ended.code == _KILLED_CODE and ended.was_lost and oom_kills() > oom_before:
             ended = replace(ended, sentence=f"{ended.sentence}: {_OOM_MESSAGE}")
         if not ended.was_lost or attempt == max_restarts:
@@ -127,6 +131,15 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
     if ended.sentence:
         print(f"error: {ended.sentence}", file=sys.stderr)
     return ended.code
+
+
+def typed_command(world: World) -> tuple[str, ...]:
+    """Return the command line as the user typed it, also on a rank that `start_ranks` started."""
+    typed = None
+    if world.launcher == "local":
+        with contextlib.suppress(ValueError):
+            typed = json.loads(os.environ.get(_COMMAND, ""))
+    return tuple(map(str, typed)) if isinstance(typed, list) else ("paceline", *sys.argv[1:])
 
 
 def _gloo_interface(world: World) -> str:

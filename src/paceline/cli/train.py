@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from paceline.cli.args import split_recipe_args
 from paceline.cli.options import TrainOptions
-from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, starting_message
+from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, starting_message, typed_command
 from paceline.cli.start_time import START_TIME_S
 from paceline.core.console import progress_console
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError, WorldError
@@ -128,7 +127,7 @@ def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, *, resume: b
 
     with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds: handle signals before
         out = progress_console(as_json=as_json)
-        request = TrainRequest(START_TIME_S, ("paceline", *sys.argv[1:]), out, resume)
+        request = TrainRequest(START_TIME_S, typed_command(world), out, resume)
         result = run_rank(loaded, world, rundir, interrupts, request)
         if world.is_main:
             show_result(result, rundir, as_json=as_json)
@@ -193,6 +192,7 @@ def run_rank(
         request.command,
         listeners,
         recipe_name=loaded.name,
+        changes=loaded.changes() if world.is_main else (),
         launch=_launch_id(),
         interrupts=interrupts,
         batch_job=batch_job(os.environ),

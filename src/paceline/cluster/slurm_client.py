@@ -25,7 +25,7 @@ _OUTPUT: Final = re.compile(r"^ +StdOut=(.+)", re.MULTILINE)
 # Variables of the submitting job or rank, which a new job must not inherit.
 _SUBMITTER_VARIABLE: Final = re.compile(
     r"SLURM_(?!(CONF|CLUSTERS|JWT)$)\w+|SRUN_\w+|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|"
-    r"TORCHELASTIC_\w+|PACELINE_(END_TIME|STORE_FD|LAUNCHER_PID|ATTEMPT)"
+    r"TORCHELASTIC_\w+|PACELINE_(END_TIME|STORE_FD|LAUNCHER_PID|ATTEMPT|COMMAND)"
 )
 
 

@@ -94,15 +94,33 @@ class Patch:
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe, its short name, and the origin of each value."""
+    """A recipe, its short name, and the origin of each value; `base` is without the command line."""
 
     recipe: Recipe
     name: str
     stack: LayerStack
+    base: LayerStack
 
     def is_from_command_line(self, path: str) -> bool:
         """Whether `path` was set on the command line, or by a script's overrides."""
         return self.stack.origin(path) == _COMMAND_LINE
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Return the fields that differ from the named recipe, those of the command line first.
+
+        Each has `field`, the `base` value (None: no such field), its `value` (None: gone), and `typed`.
+        """
+        try:
+            before = dict(iter_settings(validate(self.base).to_dict()))
+        except RecipeError:  # it is complete only with the command line
+            before = dict(iter_settings(self.base.values))
+        after = dict(iter_settings(self.recipe.to_dict()))
+        fields = [each for each in {**after, **before} if before.get(each) != after.get(each)]
+        rows: list[dict[str, Any]] = []
+        for each in fields:
+            typed = self.is_from_command_line(each)
+            rows.append({"field": each, "base": before.get(each), "value": after.get(each), "typed": typed})
+        return sorted(rows, key=lambda row: not row["typed"])
 
 
 def iter_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -117,9 +135,9 @@ def iter_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 def load(name: str = DEFAULT, patch: Patch | None = None) -> LoadedRecipe:
     """Load the preset, file or run directory `name` with `patch` over it. Raise `RecipeError`."""
     path = find_recipe(name)
-    layers = [*_load_chain(path), Layer((patch or Patch()).values(), _COMMAND_LINE)]
-    stack = merge_layers(layers)
-    return LoadedRecipe(validate(stack), _short_name(path), stack)
+    chain = _load_chain(path)
+    stack = merge_layers([*chain, Layer((patch or Patch()).values(), _COMMAND_LINE)])
+    return LoadedRecipe(validate(stack), _short_name(path), stack, merge_layers(chain))
 
 
 def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: str = "script") -> LoadedRecipe:
@@ -130,8 +148,9 @@ def load_values(values: Mapping[str, Any], patch: Patch | None = None, *, name: 
     settings = dict(values)
     base = settings.pop("extends", None)
     below = [] if base is None else _load_chain(find_recipe(str(base)))
-    stack = merge_layers([*below, Layer(settings, name), Layer((patch or Patch()).values(), _COMMAND_LINE)])
-    return LoadedRecipe(validate(stack), name, stack)
+    chain = [*below, Layer(settings, name)]
+    stack = merge_layers([*chain, Layer((patch or Patch()).values(), _COMMAND_LINE)])
+    return LoadedRecipe(validate(stack), name, stack, merge_layers(chain))
 
 
 def load_any(recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch | None = None) -> LoadedRecipe:

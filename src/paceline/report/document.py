@@ -212,7 +212,18 @@ class Gallery:
     kind: ClassVar[str] = "gallery"
 
 
-Block = Paragraph | Command | Table | KeyValueList | CodeBlock | ChartRow | StackedBar | BarChart | HeatMap | Gallery
+@dataclass(frozen=True)
+class Fold:
+    """Blocks that HTML folds under `title`."""
+
+    title: str
+    blocks: Sequence["Block"]
+    kind: ClassVar[str] = "fold"
+
+
+Block = (
+    Paragraph | Command | Table | KeyValueList | CodeBlock | ChartRow | StackedBar | BarChart | HeatMap | Gallery | Fold
+)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from paceline.report.document import (
     ChartRow,
     CodeBlock,
     Command,
+    Fold,
     Gallery,
     HeatMap,
     KeyValueList,
@@ -109,12 +110,18 @@ def _render_block(block: Block) -> Iterator[str]:
             yield from _titled_table(block.title, [column.title for column in block.columns], rows)
         case KeyValueList():
             yield from _titled_table(block.title, ["", ""], [[name, _cell_text(cell)] for name, cell in block.rows])
+        case Fold():
+            yield f"**{escape_markdown(block.title)}**"
+            for each in block.blocks:
+                yield from ["", *_render_block(each)]
         case StackedBar() | BarChart() | ChartRow() | HeatMap() | Gallery():
             yield from _render_drawing(block)
 
 
 def _render_drawing(block: StackedBar | BarChart | ChartRow | HeatMap | Gallery) -> Iterator[str]:
     match block:
+        case StackedBar(has_legend=False):  # a table follows
+            yield escape_markdown(f"{block.title} ({block.note})" if block.note else block.title)
         case StackedBar():
             rows = [[segment.name, segment.text, share(segment.share)] for segment in block.parts]
             yield from _titled_table(

@@ -16,6 +16,7 @@ from paceline.report.document import (
     ChartRow,
     CodeBlock,
     Command,
+    Fold,
     Gallery,
     HeatMap,
     KeyValueList,
@@ -87,6 +88,9 @@ def _print_block(console: Console, block: Block) -> None:
             _print_table(console, Table(block.title, columns, rows))
         case BarChart():
             _print_bars(console, block)
+        case Fold():
+            for each in block.blocks:
+                _print_block(console, each)
         case ChartRow() | HeatMap() | Gallery() | CodeBlock():
             pass
 

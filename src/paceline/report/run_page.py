@@ -1,10 +1,9 @@
 """Build the report page of a run: summary, health findings, sections and provenance."""
 
-import json
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from paceline import __version__
 from paceline.core.health import RunHistory, eval_points, find_problems, training_losses
@@ -15,28 +14,22 @@ from paceline.report import cells
 from paceline.report.document import (
     Block,
     BottleneckSummary,
-    CodeBlock,
-    Command,
     HealthFinding,
     KeyFigure,
     KeyValueList,
-    PageSection,
-    Paragraph,
     ReportPage,
-    TableCell,
     Tone,
 )
 from paceline.report.learning_sections import learning_section
 from paceline.report.mistake_sections import mistakes_section
 from paceline.report.read_run import RunData
+from paceline.report.reproduce_sections import reproduce_section
 from paceline.report.run_summary import reliability_rows, result_figures, training_rows, worst_classes_rows
 from paceline.report.system_sections import reliability_section, telemetry_section
-from paceline.report.text import clean_lines, clean_text, finite_or_none, format_time
+from paceline.report.text import clean_text, finite_or_none, format_time
 from paceline.report.time_sections import (
-    loader_section,
     logged_stage_seconds,
     profile_section,
-    ranks_section,
     stage_table,
     time_section,
 )
@@ -47,15 +40,6 @@ _STATUS_TONES: Final[dict[str, Tone]] = {
     "preempted": "warning",
     "failed": "bad",
 }
-_PLAN_LABELS: Final = {
-    "train_images": "training images",
-    "val_images": "validation images",
-    "num_classes": "classes",
-    "image_size": "image size",
-    "total_steps": "steps planned",
-    "batch_size": "batch, all ranks",
-    "micro_batch": "micro-batch per rank",
-}
 
 
 def build_run_page(run: RunData) -> ReportPage:
@@ -64,13 +48,11 @@ def build_run_page(run: RunData) -> ReportPage:
     sections = [
         learning_section(run),
         time_section(run),
-        loader_section(run),
-        ranks_section(run),
         profile_section(run),
         telemetry_section(run),
         mistakes_section(run),
         reliability_section(run),
-        provenance_section(run),
+        reproduce_section(run),
     ]
     return replace(build_run_summary(run), sections=[section for section in sections if section is not None])
 
@@ -280,43 +262,3 @@ def _unfinished_figures(run: RunData) -> list[KeyFigure]:
             cell = cells.share_cell(stages[stage] / sum(stages.values()))
             figures.append(KeyFigure(f"{cells.stage_label(stage)} so far", cell, "of rank 0's step time"))
     return figures
-
-
-def provenance_section(run: RunData) -> PageSection:
-    """Return the provenance section."""
-    blocks: list[Block] = []
-    command = _recorded_command(run)
-    if command:
-        blocks += [Paragraph("The command:"), Command(command)]
-    trained: list[tuple[str, TableCell]] = []
-    if run.result is not None:
-        recipe_hash = TableCell(clean_text(run.result.recipe_hash), is_code=True)
-        trained = [*training_rows(run.result), ("recipe hash", recipe_hash)]
-    planned = [(name, cells.value_cell(key, run.plan[key])) for key, name in _PLAN_LABELS.items() if key in run.plan]
-    blocks.append(KeyValueList([*trained, *planned], "What was trained"))
-    machine = _machine_rows(run)
-    blocks.append(
-        KeyValueList(machine, "Machine and versions")
-        if machine
-        else cells.missing_paragraph("machine.json is missing.")
-    )
-    if run.recipe:
-        blocks.append(CodeBlock("Recipe, resolved (recipe.yaml)", clean_lines(run.recipe)))
-    if run.plan:
-        plan = {key: value for key, value in run.plan.items() if key != "lr_schedule"}  # a chart shows it
-        blocks.append(CodeBlock("Plan (plan.json)", clean_lines(json.dumps(plan, indent=2))[:20_000]))
-    return PageSection("origin", "Provenance", blocks)
-
-
-def _recorded_command(run: RunData) -> str:
-    command = run.result.provenance.get("command") if run.result is not None else None
-    if isinstance(command, list):
-        return clean_text(shlex.join(str(word) for word in command), 4000)
-    return clean_text(command, 4000) if isinstance(command, str) else ""
-
-
-def _machine_rows(run: RunData) -> list[tuple[str, TableCell]]:
-    known: dict[str, Any] = {**run.machine, **(run.result.provenance if run.result is not None else {})}
-    for key in ("command", "telemetry_missing"):  # shown elsewhere
-        known.pop(key, None)
-    return cells.key_values(known)

@@ -145,8 +145,10 @@ def _explain_no_telemetry(run: RunData) -> str:
     return f"The machine was not recorded: {why}."
 
 
-def reliability_section(run: RunData) -> PageSection:
-    """Return the reliability section."""
+def reliability_section(run: RunData) -> PageSection | None:
+    """Return goodput, checkpoints, warnings and bad images; None for one uninterrupted process without any trouble."""
+    if not _has_trouble(run):
+        return None
     result = run.result
     blocks: list[Block] = []
     if result is not None and result.goodput is not None and result.goodput.wall_s > 0:
@@ -157,15 +159,24 @@ def reliability_section(run: RunData) -> PageSection:
         )
         note = f"goodput {share(goodput.share)}"
         blocks.append(cells.time_bar(title, goodput_parts(goodput), goodput.wall_s, note=note))
-    else:
-        blocks.append(cells.missing_paragraph("Goodput is unknown: the run has not finished, or did not record it."))
     if result is not None:
         blocks.append(KeyValueList([*reliability_rows(result)]))
     if run.attempts.rows:
         blocks.append(_attempt_table(run.attempts))
-    return PageSection(
-        "upkeep", "Reliability", [*blocks, _warning_table(run.warnings), *_bad_image_tables(run.bad_images)]
-    )
+    blocks += _warning_tables(run.warnings)
+    return PageSection("upkeep", "Reliability", [*blocks, *_bad_image_tables(run.bad_images)])
+
+
+def _has_trouble(run: RunData) -> bool:
+    result = run.result
+    num_starts = sum(each.get("event") == "start" for each in run.attempts.rows)
+    if num_starts > 1 or run.warnings.total or run.bad_images.total:
+        return True
+    if result is None:
+        return False
+    has_failed_save = result.checkpoints is not None and result.checkpoints.failed > 0
+    has_ended_early = result.status in ("preempted", "failed")
+    return has_failed_save or has_ended_early or bool(result.skipped_steps or result.bad_images)
 
 
 def _attempt_table(events: FirstRecords) -> Table:
@@ -205,9 +216,9 @@ def _count_cell(record: dict[str, Any], key: str) -> TableCell:
     return TableCell("") if value is None else cells.count_cell(value)
 
 
-def _warning_table(records: FirstRecords) -> Block:
+def _warning_tables(records: FirstRecords) -> list[Block]:
     if not records.total:
-        return cells.missing_paragraph("No warnings were logged.")
+        return []
     rows = [[_time_cell(each, "unix_s"), TableCell(clean_text(each.get("message", ""), 500))] for each in records.rows]
     columns = cells.table_columns(["when", "warning"])
     title = (
@@ -215,7 +226,7 @@ def _warning_table(records: FirstRecords) -> Block:
         if records.total == len(rows)
         else f"The first {len(rows)} of {records.total:,} warnings"
     )
-    return Table(title, columns, rows, 10, f"all {len(rows)}")
+    return [Table(title, columns, rows, 10, f"all {len(rows)}")]
 
 
 def _bad_image_tables(records: FirstRecords) -> list[Block]:

@@ -20,6 +20,7 @@ from paceline.report.document import (
     Chart,
     ChartLine,
     ChartRow,
+    Fold,
     KeyValueList,
     PageSection,
     Paragraph,
@@ -49,19 +50,13 @@ def time_section(run: RunData) -> PageSection:
     if result is None:
         note = cells.missing_paragraph(_UNFINISHED_NOTE)
         return PageSection("time", title, [*_logged_stage_blocks(run), *_share_charts(run), note])
+    folds = [*_loader_folds(result.loader), *_rank_folds(run), *_host_to_device_folds(result.host_to_device)]
     account = result.account
     if account is None or account.wall_s <= 0:
         note = cells.missing_paragraph("The wall clock is not attributed: measure.clock is off.")
-        return PageSection("time", title, [note])
-    blocks = _wall_clock_blocks(result, account)
-    if table := stage_table(result):
-        step_s = _step_seconds(result, account.counted_steps)
-        stages = {key: stage.host_s / account.counted_steps for key, stage in result.stages.items()}
-        parts = stages | {"residual": step_s - sum(stages.values())}
-        blocks += [cells.time_bar("One step of rank 0", parts, step_s, has_legend=False), table]
-    else:
-        blocks.append(cells.missing_paragraph("No step was counted: all steps were warm-up."))
-    return PageSection("time", title, [*blocks, *_share_charts(run), *_host_to_device_blocks(result.host_to_device)])
+        return PageSection("time", title, [note, *folds])
+    blocks = [*_time_bars(result, account), _time_table(result, account)]
+    return PageSection("time", title, [*blocks, *_share_charts(run), *folds])
 
 
 def logged_stage_seconds(run: RunData) -> dict[str, float]:
@@ -114,41 +109,52 @@ def _share_charts(run: RunData) -> list[Block]:
     return [ChartRow([Chart("Waiting", x_key, "% of step time", lines)])] if lines else []
 
 
-def loader_section(run: RunData) -> PageSection:
-    """Return the work and timing of the data loader."""
-    result = run.result
-    if result is None or result.loader is None:
-        why = _explain_no_loader(run)
-        return PageSection(
-            "loader", "Data loading", [cells.missing_paragraph(f"The data loader was not measured: {why}.")]
-        )
-    return PageSection("loader", "Data loading", _loader_blocks(result.loader))
-
-
-def _wall_clock_blocks(result: RunResult, account: AccountResult) -> list[Block]:
-    # In chronological order.
-    parts = wall_clock_parts(account)
+def _time_bars(result: RunResult, account: AccountResult) -> list[Block]:
+    # In chronological order. The table below them names all parts, so they need no legend.
     stages = {key: stage.host_s for key, stage in result.stages.items()}
     drawn: dict[str, float] = {}
-    for key, each_s in parts.items():
+    for key, each_s in wall_clock_parts(account).items():
         drawn |= stages if key == "stages" else {key: each_s}
-    title = f"One process of rank 0, {seconds(account.wall_s)} from its start to its end"
-    bar = cells.time_bar(title, drawn, account.wall_s, note=f"attributed {share(account.explained)}")
-    rows = [
-        [
-            TableCell(
-                f"stages of {count(account.counted_steps, 'step')}" if key == "stages" else cells.stage_label(key),
-                swatch=cells.stage_colour(key),
-            ),
+    title = f"The process of rank 0: {seconds(account.wall_s)}"
+    note = f"attributed {share(account.explained)}"
+    bars: list[Block] = [cells.time_bar(title, drawn, account.wall_s, note=note, has_legend=False)]
+    steps = account.counted_steps
+    if steps and sum(stage.share for stage in result.stages.values()) > 0:
+        step_s = _step_seconds(result, steps)
+        parts = {key: each_s / steps for key, each_s in stages.items()}
+        parts["residual"] = step_s - sum(parts.values())
+        step_title = f"A step: {milliseconds(step_s)}, the mean of {count(steps, 'measured step')}"
+        bars.append(cells.time_bar(step_title, parts, step_s, has_legend=False))
+    return bars
+
+
+def _time_table(result: RunResult, account: AccountResult) -> Table:
+    """Return all parts of the wall clock, the stages of the measured steps among them."""
+    steps = account.counted_steps
+    has_device = any(stage.device_s != stage.host_s for stage in result.stages.values())
+    rows: list[list[TableCell]] = []
+
+    def add(key: str, each_s: float, per_step_s: float | None = None, device_s: float | None = None) -> None:
+        if not each_s:
+            return
+        row = [
+            TableCell(cells.stage_label(key), swatch=cells.stage_colour(key)),
             cells.seconds_cell(each_s),
             cells.share_cell(each_s / account.wall_s, bar=True),
+            cells.milliseconds_cell(per_step_s),
         ]
-        for key, each_s in parts.items()
-        if each_s or key in ("stages", "residual")
-    ]
-    total = [TableCell("wall clock"), cells.seconds_cell(account.wall_s), cells.share_cell(1.0)]
-    columns = cells.table_columns(["part"], ["time", "share of the wall clock"])
-    return [bar, Table("The whole process", columns, [*rows, total], has_sum=True)]
+        rows.append([*row, cells.seconds_cell(device_s)] if has_device else row)
+
+    for part, part_s in wall_clock_parts(account).items():
+        if part != "stages":
+            add(part, part_s)
+            continue
+        for key, stage in sorted(result.stages.items(), key=lambda each: -each[1].host_s):
+            add(key, stage.host_s, stage.host_s / steps if steps else None, stage.device_s)
+    total = [TableCell("wall clock"), cells.seconds_cell(account.wall_s), cells.share_cell(1.0), cells.EMPTY_CELL]
+    rows.append([*total, cells.EMPTY_CELL] if has_device else total)
+    titles = ["time", "share of the wall clock", "per step", *(["on the device"] if has_device else [])]
+    return Table("", cells.table_columns(["part"], titles), rows, has_sum=True)
 
 
 def _step_seconds(result: RunResult, num_steps: int) -> float:
@@ -186,28 +192,30 @@ def stage_table(result: RunResult, whose: str = "rank 0") -> Table | None:
     return Table(title, cells.table_columns(["stage"], titles), rows)
 
 
-def _host_to_device_blocks(copy: HostToDeviceResult | None) -> list[Block]:
-    if copy is None:
+def _host_to_device_folds(copy: HostToDeviceResult | None) -> list[Block]:
+    if copy is None or not copy.copied_bytes:
         return []
     rows = [("from the host", cells.text_cell(copy))]
     if copy.bytes_per_s is not None and copy.copy_s is not None:
-        rate = TableCell(f"{number(copy.bytes_per_s / 1e9)} GB/s", copy.bytes_per_s)
         rows += [
             ("copied per step", cells.bytes_cell(copy.copied_bytes)),
             ("copying", cells.milliseconds_cell(copy.copy_s)),
+            ("rate", TableCell(f"{number(copy.bytes_per_s / 1e9)} GB/s", copy.bytes_per_s)),
         ]
-        rows.append(("rate", rate))
-    return [KeyValueList(rows, "Host-to-device copies")]
+    return [Fold("Host-to-device copies", [KeyValueList(rows)])]
 
 
-def _explain_no_loader(run: RunData) -> str:
-    if run.result is None:
-        return "the run has not finished"
-    is_off = run.settings.get("measure.clock") == "off"
-    return "measure.clock is off" if is_off else "the loader has no statistics"
+def _loader_folds(result: LoaderResult | None) -> list[Block]:
+    if result is None:
+        return []
+    workers = count(result.workers, "worker") if result.workers else "in the rank itself"
+    return [Fold(f"Data loading: {workers}, {seconds(result.wait_s)} waited", loader_blocks(result))]
 
 
-def _loader_blocks(result: LoaderResult) -> list[Block]:
+def loader_blocks(result: LoaderResult | None) -> list[Block]:
+    """Return the work and timing of the data loader; nothing if it was not measured."""
+    if result is None:
+        return []
     made, batches = max(result.images, 1), max(result.batches, 1)
     workers = count(result.workers, "worker") if result.workers else "the rank itself"
     note = (
@@ -245,32 +253,24 @@ def _size_per_image(num_bytes: int, num_images: int) -> TableCell:
     return TableCell(f"{size(num_bytes)}, {size(num_bytes / num_images)} per image", num_bytes)
 
 
-def ranks_section(run: RunData) -> PageSection:
-    """Return communication, ranks and straggler, or why there are none."""
+def _rank_folds(run: RunData) -> list[Block]:
+    blocks = rank_blocks(run)
+    return [Fold("Communication and ranks", blocks)] if blocks else []
+
+
+def rank_blocks(run: RunData) -> list[Block]:
+    """Return communication, straggler and ranks, as far as they were measured; nothing for one rank."""
     result = run.result
-    title = "Communication and ranks"
-    if result is None:
-        note = cells.missing_paragraph("The run has not finished: its ranks are compared at its end.")
-        stages = logged_stage_seconds(run)
-        if EXPOSED not in stages:
-            return PageSection("ranks", title, [note])
-        exposed = share(stages[EXPOSED] / sum(stages.values()))
-        return PageSection("ranks", title, [Paragraph(f"Exposed communication so far: {exposed} of a step."), note])
-    if result.world_size == 1:
-        return PageSection(
-            "ranks",
-            title,
-            [cells.missing_paragraph("The run had one rank: there was no communication and no straggler.")],
-        )
+    if result is None or result.world_size == 1:
+        return []
     blocks: list[Block] = []
-    if result.communication is None:
-        blocks.append(cells.missing_paragraph("Communication was not measured (set measure.clock=on and use ddp)."))
-    else:
+    if result.communication is not None:
         blocks += _communication_blocks(_profiled_communication(run) or result.communication)
     if result.straggler is not None:
         blocks.append(_straggler_paragraph(result.straggler))
-    blocks += [_rank_table(result.ranks, on_gpu=result.provenance.get("device") == "cuda")] if result.ranks else []
-    return PageSection("ranks", title, blocks)
+    if result.ranks:
+        blocks.append(_rank_table(result.ranks, on_gpu=result.provenance.get("device") == "cuda"))
+    return blocks
 
 
 def _profiled_communication(run: RunData) -> CommunicationResult | None:

@@ -18,6 +18,7 @@ from paceline.report.document import (
     ChartLine,
     ChartRow,
     CodeBlock,
+    Fold,
     Gallery,
     KeyValueList,
     PageSection,
@@ -130,6 +131,8 @@ def _truncate_block(block: Block, limit: PageLimit) -> Block:
             return replace(block, text=_truncate_text(block.text, limit.characters))
         case Gallery():
             return replace(block, pictures=limit_thumbnails(block.pictures, limit.picture_bytes))
+        case Fold():
+            return replace(block, blocks=[_truncate_block(each, limit) for each in block.blocks])
         case _:
             return block
 

@@ -36,7 +36,7 @@ from paceline.training.logging.base import SinkGroup, drop_records_after
 from paceline.training.logging.build import build_sinks
 from paceline.training.lr_schedule import sample_lr_points
 from paceline.training.process import RunProcess
-from paceline.training.resume import check_dataset, describe_missing_checkpoint, initialize_rundir, read_recipe_name
+from paceline.training.resume import check_dataset, describe_missing_checkpoint, initialize_rundir, read_recipe_origin
 from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
 from paceline.training.trained_dataset import TrainedDataset
@@ -111,8 +111,10 @@ def build_run_outputs(
         warn=process.warn,
     )  # before the recipe file: a folder with a recipe belongs to a run
     lr_schedule = sample_lr_points(training_state.schedule, context.plan.total_steps)
-    name = {"recipe_name": read_recipe_name(rundir) or process.invocation.recipe_name}
-    initialize_rundir(rundir, recipe, {**name, **context.plan.to_dict(), "lr_schedule": lr_schedule})
+    invocation = process.invocation
+    named = {"recipe_name": invocation.recipe_name, "changes": [*invocation.changes]}
+    origin_of_recipe = read_recipe_origin(rundir) or named
+    initialize_rundir(rundir, recipe, {**origin_of_recipe, **context.plan.to_dict(), "lr_schedule": lr_schedule})
     for path in rundir.all_samples():  # including ranks of an earlier, larger world
         drop_records_after(path, state.step - 1)
         if path.stat().st_size == 0:

@@ -1,8 +1,9 @@
 """This process of a run: how it was started, its run directory, its rank store, and its progress."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.core.interrupts import Interrupts
 from paceline.core.run_dir import RunDir
@@ -37,14 +38,15 @@ class ProgressReporter:
 class Invocation:
     """How a run was started: time (seconds of `measure.timer.now_s`), command line, and listeners on rank 0.
 
-    `recipe_name` is the preset's name or the file's stem, `launch` is `environ.launch_name`. `interrupts` may already
-    be entered, so that signals during `import torch` are not lost.
+    `recipe_name` is the preset's name or the file's stem, `changes` are its `LoadedRecipe.changes`, `launch` is
+    `environ.launch_name`. `interrupts` may already be entered, so that signals during `import torch` are not lost.
     """
 
     started_s: float = field(default_factory=now_s)
     command: tuple[str, ...] = ()
     listeners: Sequence[LogSink] = ()
     recipe_name: str = ""
+    changes: Sequence[Mapping[str, Any]] = ()
     launch: str = ""
     interrupts: Interrupts = field(default_factory=Interrupts)
     batch_job: BatchJob = NO_JOB

@@ -107,13 +107,14 @@ def initialize_rundir(rundir: RunDir, recipe: Recipe, plan: dict[str, Any]) -> N
     write_atomic(rundir.recipe, f"# recipe {recipe.hash}\n" + to_yaml_text(recipe.to_dict()))
 
 
-def read_recipe_name(rundir: RunDir) -> str:
-    """Return the recipe name of the run's first start, "" for a new run."""
+def read_recipe_origin(rundir: RunDir) -> dict[str, Any]:
+    """Return `recipe_name` of the run's first start, and `changes` to that recipe, if known; {} for a new run."""
     try:
-        name = read_json(rundir.path / "plan.json")["recipe_name"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return name if isinstance(name, str) else ""
+        plan = read_json(rundir.path / "plan.json")
+    except (OSError, ValueError):
+        return {}
+    origin = {key: plan.get(key) for key in ("recipe_name", "changes")} if isinstance(plan, dict) else {}
+    return {key: value for key, value in origin.items() if isinstance(value, str | list)}
 
 
 def was_started_by(rundir: RunDir, launch: str) -> bool:

@@ -24,6 +24,7 @@ class Launches:
 
     def __call__(self, command, ranks, environ, **options) -> LaunchResult:
         self.calls.append((command[command.index("paceline") + 1 :], ranks, options))
+        self.environ = environ
         return self.ends.pop(0)
 
 
@@ -55,6 +56,17 @@ def test_lost_ranks_are_restarted_to_resume_with_one_warning(started, capsys) ->
         f"warning: {KILLED.sentence}; restarting all ranks (restart 1 of 5)",
         "warning: a rank failed, so all ranks were stopped; restarting all ranks (restart 2 of 5)",
     ]
+
+
+def test_ranks_know_the_command_as_typed(started, monkeypatch) -> None:
+    launches = Launches(LaunchResult(0))
+    started(launches, "optim.lr=0.1", "--ranks=2")
+    monkeypatch.setattr(sys, "argv", ["paceline", *launches.calls[0][0]])
+    assert "--run-dir" in ranks.typed_command(World())  # a rank that our launcher did not start
+    for value in (launches.environ[ranks._COMMAND], "", "7", "{"):
+        monkeypatch.setenv(ranks._COMMAND, value)
+        command = ranks.typed_command(World(launcher="local"))
+        assert (command == ("paceline", "train", "optim.lr=0.1", "--ranks=2")) == value.startswith("[")
 
 
 def test_resume_is_not_passed_twice(started) -> None:

@@ -249,3 +249,15 @@ def test_a_name_that_is_almost_a_recipe_is_refused_with_a_suggestion(name, fix) 
 def test_a_field_by_the_name_that_other_trainers_have_for_it_is_refused_with_ours() -> None:
     with pytest.raises(RecipeError, match=r"^optim.learning_rate: is not a field \(did you mean 'lr'\?\)"):
         load("digits", Patch.parse(["optim.learning_rate=0.1"]))
+
+
+def test_changes_are_those_to_the_named_recipe_with_the_command_line_first(presets) -> None:
+    assert load("base").changes() == []
+    changes = load("base", Patch.parse(["optim.name=adamw", "train.epochs=5", "optim.lr=0.5"])).changes()
+    assert [(row["field"], row["base"], row["value"]) for row in changes if row["typed"]] == [
+        ("optim.name", "sgd", "adamw"),
+        ("train.epochs", 3.0, 5.0),
+    ]
+    followed = {row["field"]: (row["base"], row["value"]) for row in changes if not row["typed"]}
+    assert followed["optim.momentum"] == (0.9, None) and followed["optim.eps"][0] is None
+    assert load("base", Patch.parse(["train.steps=7"])).changes()[0]["field"] == "train.steps"

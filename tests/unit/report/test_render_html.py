@@ -22,7 +22,11 @@ IN_SENTENCES = {
     "best": {"top1"},
 }
 """Numbers that are part of a sentence."""
-LEFT_OUT = {"ema": {"ece", "mean_class_accuracy"}, "best": {"images", "top5", "loss", "ece", "mean_class_accuracy"}}
+LEFT_OUT = {
+    "ema": {"ece", "mean_class_accuracy"},
+    "best": {"images", "top5", "loss", "ece", "mean_class_accuracy"},
+    "account": {"stages_s"},  # a sum
+}
 
 
 class Page(HTMLParser):
@@ -77,13 +81,14 @@ def test_the_numbers_on_the_page_are_those_of_the_result(rundir, page):
     sections = ("throughput", "time", "stages", "account", "loader", "communication", "ranks", "ema", "best")
     found = dict(numbers({key: result[key] for key in sections}))
     hidden = {path for path, value in found.items() if value not in page.values}
+    hidden = {path for path in hidden if path[0] != "stages" or path[-1] != "share"}  # drawn as a bar
     known = {path for path in found if path[1] in IN_SENTENCES.get(path[0], set()) | LEFT_OUT.get(path[0], set())}
     assert hidden <= known, hidden - known
     assert len(found) - len(hidden) > 80
     for text in (
         "2,391 to 2,843 over 461 windows",
         "top-5 99.71 %, loss 0.2472",
-        "stages of 4,682 steps",
+        "the mean of 4,682 measured steps",
         "target reached after 4:11 min",
         "4.78 ms per step, 10.1 % of it",
         "4,692 batches of 300,288 images",
@@ -182,7 +187,7 @@ def charts_of(rundir):
 def test_every_link_within_the_page_has_a_target(page):
     ids = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
     links = [attributes["href"][1:] for tag, attributes in page.tags if tag == "a"]
-    assert len(links) > 8 and set(links) <= ids
+    assert len(links) > 6 and set(links) <= ids
 
 
 def test_the_finding_about_speed_is_labelled_bottleneck(page):
