@@ -556,6 +556,12 @@ class ReportOptions:
     run: Run
     format: Annotated[str, typer.Option(metavar="html|md|json", help="Output format.")] = "html"
     out: Annotated[Path | None, typer.Option(help="Output file (RUN/report.html; for md and json, stdout).")] = None
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Serve the page on 127.0.0.1 and update it while the run trains; no file.")
+    ] = False
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port of --follow (a free one).", show_default=False)
+    ] = None
     as_json: AsJson = False
 
 

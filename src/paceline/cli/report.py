@@ -1,14 +1,23 @@
 """`paceline report`: write the report of a run."""
 
+import contextlib
 import json
+import os
 import sys
+import threading
+import time
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from paceline.cli.options import ReportOptions
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
 from paceline.core.run_dir import RunDir, write_atomic
 from paceline.data.files import printable
+from paceline.report.read_run import is_experiment_dir
 from paceline.report.write import render_report, write_report
+
+if TYPE_CHECKING:
+    from paceline.report.follow import LiveReport
 
 
 def report(options: ReportOptions) -> int:
@@ -17,6 +26,10 @@ def report(options: ReportOptions) -> int:
     HTML goes to the run directory, Markdown and JSON to stdout, unless `out` names a file.
     """
     rundir, format, out = RunDir(options.run.expanduser()), options.format, options.out
+    if options.follow:
+        return follow_report(options, rundir)
+    if options.port is not None:
+        raise RecipeError(f"--port: {options.port} has no effect without --follow (add --follow, or leave it out)")
     text = render_report(rundir, format)
     if format == "html" and out is None:
         out, write = (
@@ -38,6 +51,54 @@ def report(options: ReportOptions) -> int:
     written = {"path": str(out), "format": format, "bytes": len(text.encode())}
     print(json.dumps(written, indent=2) if options.as_json else f"report: {printable(out)}")
     return 0
+
+
+def follow_report(options: ReportOptions, rundir: RunDir) -> int:
+    """Serve the report of a run that may not exist yet, until Ctrl-C; return the exit code."""
+    from paceline.report.follow import CHECK_S, LiveReport, ReportServer
+
+    if options.format != "html" or options.out is not None:
+        given = "--out" if options.format == "html" else "--format"
+        raise RecipeError(f"--follow: serves the page and writes no file (leave {given} out)")
+    if is_experiment_dir(rundir.path):
+        raise RecipeError(f"--follow: {rundir.path} is an experiment, and only runs are followed (name one in trials/)")
+    live = LiveReport(rundir)
+    try:
+        server = ReportServer(live, options.port or 0)
+    except OSError as error:
+        raise RecipeError(f"--port: {options.port or 0}: {error.strerror} (name another, or leave it out)") from None
+    with server:
+        threading.Thread(target=server.serve_forever, name="report server", daemon=True).start()
+        with contextlib.suppress(KeyboardInterrupt):
+            _print_address(server.address, server.port, as_json=options.as_json)
+            _watch_states(live, CHECK_S, printable(rundir.path), sys.stderr if options.as_json else sys.stdout)
+    return 0
+
+
+def _print_address(address: str, port: int, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"address": address, "port": port}), flush=True)
+        return
+    print(f"report: {address} (updated while the run trains; stop with Ctrl-C)", flush=True)
+    if "SSH_CONNECTION" in os.environ:  # the browser is on another machine
+        print(f"from your machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}", flush=True)
+
+
+def _watch_states(live: "LiveReport", check_s: float, name: str, out: TextIO) -> NoReturn:
+    """Print a line when the run appears, ends or resumes."""
+    before = ""
+    while True:
+        page = live.latest()
+        if page.state != before:
+            match page.state:
+                case "missing":
+                    print(f"{name}: is not a run yet; waiting for it", file=out, flush=True)
+                case "running" if before:
+                    print(f"{name}: is training", file=out, flush=True)
+                case "preempted" | "ended":
+                    print(f"{name}: {page.status}; the page stays until Ctrl-C", file=out, flush=True)
+            before = page.state
+        time.sleep(check_s)
 
 
 def try_write_report(rundir: RunDir) -> None:

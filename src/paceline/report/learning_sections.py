@@ -135,7 +135,8 @@ def _lr_charts(run: RunData) -> list[Chart]:
     lines += [ChartLine("planned", [(step / per_epoch, lr) for step, lr in left])] if left else []
     note = f"peak {max(lr for _, lr in planned):.4g}"
     if left:
-        note += f", ended at step {ended:,.0f} of {planned[-1][0] + 1:,.0f}"
+        where = "at" if run.result is None else "ended at"
+        note += f", {where} step {ended:,.0f} of {planned[-1][0] + 1:,.0f}"
     return [Chart("Learning rate", "epoch", "", lines, note=note)]
 
 

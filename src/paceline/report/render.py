@@ -1,8 +1,11 @@
 """Render a report as HTML, as Markdown or as data for JSON."""
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from importlib import resources
 from typing import Any
 
 from paceline.core.results import ClassCount
@@ -35,10 +38,20 @@ _MAX_MARKDOWN_MATRIX = 20
 FORMAT_VERSION = 1
 
 
-def render_html(page: ReportPage) -> str:
-    """Return a page as one self-contained HTML file without scripts."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
+@dataclass(frozen=True)
+class LiveVersion:
+    """The version of a page that `paceline report --follow` serves, and what it says on the state of the run."""
 
+    version: str
+    state: str
+
+
+def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
+    """Return a page as one self-contained HTML file; with `live` a script replaces it when its version changes."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
+    from markupsafe import Markup
+
+    scripts = [_read_template("follow.js")] if live else []
     environment = Environment(
         loader=PackageLoader("paceline.report"),
         autoescape=True,  # names in a run directory are untrusted
@@ -47,7 +60,21 @@ def render_html(page: ReportPage) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"plot": layout_chart, "grid": layout_heat_map}
-    return environment.get_template("page.html.j2").render(page=page)
+    return environment.get_template("page.html.j2").render(
+        page=page,
+        live=live,
+        scripts=[Markup(each) for each in scripts],  # noqa: S704 - files of this package
+        script_sources=" ".join(map(_csp_hash, scripts)),
+    )
+
+
+def _read_template(name: str) -> str:
+    return (resources.files("paceline.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _csp_hash(script: str) -> str:
+    """Return the source expression by which a content security policy allows this inline script."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode('ascii')}'"
 
 
 def render_markdown(page: ReportPage) -> str:

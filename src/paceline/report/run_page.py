@@ -257,8 +257,8 @@ def _unfinished_figures(run: RunData) -> list[KeyFigure]:
             cell = cells.seconds_cell(last_value) if key == "trained_s" else cells.number_cell(last_value)
             figures.append(KeyFigure(label, cell))
     stages = logged_stage_seconds(run)
-    for stage in (DATA_WAIT, EXPOSED):
+    for stage, label, note in ((DATA_WAIT, "data wait", ""), (EXPOSED, "communication", "exposed, ")):
         if stage in stages:
             cell = cells.share_cell(stages[stage] / sum(stages.values()))
-            figures.append(KeyFigure(f"{cells.stage_label(stage)} so far", cell, "of rank 0's step time"))
+            figures.append(KeyFigure(f"{label} so far", cell, f"{note}of rank 0's step time"))
     return figures

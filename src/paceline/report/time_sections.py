@@ -100,9 +100,10 @@ def _logged_stage_blocks(run: RunData) -> list[Block]:
 
 def _share_charts(run: RunData) -> list[Block]:
     x_key = "epoch" if run.steps.has_key("epoch") else "step"
-    shown = [(stage, run.steps.xy_points(x_key, f"{stage}{_SHARE_SUFFIX}")) for stage in (DATA_WAIT, EXPOSED)]
+    labels = {DATA_WAIT: "", EXPOSED: "communication"}
+    shown = [(stage, run.steps.xy_points(x_key, f"{stage}{_SHARE_SUFFIX}")) for stage in labels]
     lines = [
-        ChartLine(cells.stage_label(stage), [(x, 100 * share) for x, share in points])
+        ChartLine(cells.stage_label(stage), [(x, 100 * share) for x, share in points], label=labels[stage])
         for stage, points in shown
         if len(points) > 1
     ]

@@ -29,7 +29,7 @@ from paceline.report.document import (
 from paceline.report.experiment_tables import build_experiment_page
 from paceline.report.mistake_sections import limit_thumbnails
 from paceline.report.read_run import is_experiment_dir, read_run
-from paceline.report.render import render_html, render_markdown, run_to_data
+from paceline.report.render import LiveVersion, render_html, render_markdown, run_to_data
 from paceline.report.run_page import build_run_page
 from paceline.report.text import to_jsonable
 
@@ -84,13 +84,14 @@ def render_report(rundir: RunDir, kind: str) -> str:
         case "json":
             return json.dumps(data, indent=1, allow_nan=False) + "\n"
         case _:
-            return _render_within_limit(rundir.path, page)
+            return render_page(rundir.path, page)
 
 
-def _render_within_limit(path: Path, page: ReportPage) -> str:
+def render_page(path: Path, page: ReportPage, live: LiveVersion | None = None) -> str:
+    """Return the page of the folder `path` as HTML below 1 MB; `live` as in `render_html`."""
     text = ""
     for each in chain([page], (truncate_page(page, limit) for limit in _LIMITS)):
-        text = printable_class_name(render_html(each))
+        text = printable_class_name(render_html(each, live))
         if len(text.encode()) < MAX_REPORT_BYTES:
             break
     assert 0 < len(text.encode()) < MAX_REPORT_BYTES, f"{path}: a report of {len(text):,} characters"

@@ -1,0 +1,128 @@
+"""`paceline report --follow`: the page of a run in the background, by HTTP and in a browser, until it has ended."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from paceline.core.run_dir import RunDir
+from paceline.report.follow import LiveReport, ReportServer
+
+RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
+WAIT_S = 120
+ARGS = (
+    *("train", "synthetic", "model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24"),
+    *("data.batch_size=12", "train.epochs=125", "log.every=5st", "train.eval_every=20ep", "checkpoint.every=50ep"),
+    *("data.workers=0", "parallel.device=cpu", "log.tensorboard=off", "--ranks", "2", "--run-dir", "run"),
+)
+
+
+def wait_for(find: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not find():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def read(address: str) -> str:
+    with urlopen(address, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(paceline) -> None:
+    follower = paceline.start("report", "run", "--follow")
+    line = follower.stdout.readline()
+    assert line.startswith("report: http://127.0.0.1:") and "Ctrl-C" in line
+    address = line.split()[1]
+    assert "is not a run directory" in read(address)
+
+    def told() -> dict[str, str]:
+        return json.loads(read(f"{address}version"))
+
+    trained = paceline.start(*ARGS)
+    wait_for(lambda: "data wait so far" in read(address))
+    page, first = read(address), told()
+    assert "communication so far" in page and "Stages so far" in page
+    assert first["state"] == "Live: the run has not ended."
+    wait_for(lambda: told()["version"] != first["version"])
+    assert read(address) != page and trained.poll() is None
+
+    trained.communicate()
+    assert trained.returncode == 0
+    wait_for(lambda: told()["state"] == "The run has ended: this is its final report.")
+    wait_for(lambda: "A step of" in read(address) and "completed" in read(address))
+    assert follower.poll() is None
+
+    os.kill(follower.pid, signal.SIGINT)
+    out, err = follower.communicate()
+    assert (follower.returncode, err) == (0, "")
+    waiting, training, ended = out.splitlines()
+    assert waiting == "run: is not a run yet; waiting for it" and training == "run: is training"
+    assert ended.startswith("run: completed") and ended.endswith("the page stays until Ctrl-C")
+    with pytest.raises(URLError):
+        read(address)
+
+
+def test_other_options_and_experiments_are_refused(paceline, tmp_path: Path) -> None:
+    (tmp_path / "ladder" / "trials").mkdir(parents=True)
+    paceline("report", "run", "--follow", "--format", "md").assert_error("--follow: ", "leave --format out")
+    paceline("report", "run", "--follow", "--out", "page.html").assert_error("--follow: ", "leave --out out")
+    paceline("report", "ladder", "--follow").assert_error("--follow: ladder is an experiment")
+    paceline("report", "run", "--port", "8000").assert_error("--port: 8000 has no effect without --follow")
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[RunDir, str]]:
+    """Return a run that has not ended, and the address of its page."""
+    spec = importlib.util.spec_from_file_location("runs", RUNS)
+    runs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runs)
+    rundir = runs.write_run(tmp_path / "run")
+    shutil.move(rundir.path / "result.json", tmp_path)
+    with ReportServer(LiveReport(rundir)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield rundir, server.address
+        server.shutdown()
+
+
+def test_a_browser_keeps_folds_scrolling_and_focus_when_the_page_changes(served, opened, tmp_path: Path) -> None:
+    rundir, address = served
+    page, asked, errors = opened(address)
+    fold = page.locator("details", has_text="Evaluations (12)").locator("summary")
+    fold.click()
+    page.evaluate("document.getElementById('telemetry').scrollIntoView({behavior: 'instant'})")
+    page.locator("#telemetry").evaluate("each => window.before = each.getBoundingClientRect().top")
+    rows = rundir.evals.read_text().splitlines()
+    rundir.evals.write_text("\n".join([*rows, rows[-1].replace('"step": 4692', '"step": 4700'), ""]))
+    page.locator("summary", has_text="Evaluations (13)").wait_for()
+    assert page.locator("details[open] > summary").all_inner_texts() == ["Evaluations (13)"]
+    top = page.locator("#telemetry").evaluate("each => each.getBoundingClientRect().top")
+    assert abs(top - page.evaluate("window.before")) <= 2
+    assert page.evaluate("document.activeElement.textContent") == "Evaluations (13)"
+    assert "Live: the run has not ended. Updated at" in page.inner_text("#live")
+
+    shutil.copy(tmp_path / "result.json", rundir.path)
+    page.locator("#live", has_text="this is its final report").wait_for()
+    assert page.title() == "run: target reached" and page.evaluate("window.hacked") is None
+    assert {url for url in asked if not url.startswith("data:")} == {address, f"{address}version"}
+    assert errors == []
+
+
+def test_a_page_whose_server_has_ended_says_so(served, opened) -> None:
+    rundir, _ = served
+    with ReportServer(LiveReport(rundir)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page, _, _ = opened(server.address)
+        page.locator("#live", has_text="Live").wait_for()
+        server.shutdown()
+    page.locator("#live", has_text="Not connected").wait_for()
+    assert page.locator("main h1").inner_text() == "run"
