@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from paceline.cli.options import ReportOptions
 from paceline.core.errors import PacelineError, RecipeError
@@ -15,9 +15,6 @@ from paceline.core.run_dir import RunDir, write_atomic
 from paceline.data.files import printable
 from paceline.report.read_run import is_experiment_dir
 from paceline.report.write import render_report, write_report
-
-if TYPE_CHECKING:
-    from paceline.report.follow import LiveReport
 
 
 def report(options: ReportOptions) -> int:
@@ -55,23 +52,22 @@ def report(options: ReportOptions) -> int:
 
 def follow_report(options: ReportOptions, rundir: RunDir) -> int:
     """Serve the report of a run that may not exist yet, until Ctrl-C; return the exit code."""
-    from paceline.report.follow import CHECK_S, LiveReport, ReportServer
+    from paceline.report.follow import LiveReport, ReportServer
 
     if options.format != "html" or options.out is not None:
         given = "--out" if options.format == "html" else "--format"
         raise RecipeError(f"--follow: serves the page and writes no file (leave {given} out)")
     if is_experiment_dir(rundir.path):
         raise RecipeError(f"--follow: {rundir.path} is an experiment, and only runs are followed (name one in trials/)")
-    live = LiveReport(rundir)
     try:
-        server = ReportServer(live, options.port or 0)
+        server = ReportServer(LiveReport(rundir, time.monotonic), options.port or 0)
     except OSError as error:
         raise RecipeError(f"--port: {options.port or 0}: {error.strerror} (name another, or leave it out)") from None
     with server:
         threading.Thread(target=server.serve_forever, name="report server", daemon=True).start()
         with contextlib.suppress(KeyboardInterrupt):
             _print_address(server.address, server.port, as_json=options.as_json)
-            _watch_states(live, CHECK_S, printable(rundir.path), sys.stderr if options.as_json else sys.stdout)
+            _watch_states(rundir, sys.stderr if options.as_json else sys.stdout)
     return 0
 
 
@@ -84,21 +80,23 @@ def _print_address(address: str, port: int, *, as_json: bool) -> None:
         print(f"from your machine: ssh -L {port}:127.0.0.1:{port} {os.uname().nodename}", flush=True)
 
 
-def _watch_states(live: "LiveReport", check_s: float, name: str, out: TextIO) -> NoReturn:
+def _watch_states(rundir: RunDir, out: TextIO) -> NoReturn:
     """Print a line when the run appears, ends or resumes."""
-    before = ""
+    from paceline.report.follow import CHECK_S, read_state
+
+    name, before = printable(rundir.path), ""
     while True:
-        page = live.latest()
-        if page.state != before:
-            match page.state:
+        state, status = read_state(rundir)
+        if state != before:
+            match state:
                 case "missing":
                     print(f"{name}: is not a run yet; waiting for it", file=out, flush=True)
                 case "running" if before:
                     print(f"{name}: is training", file=out, flush=True)
                 case "preempted" | "ended":
-                    print(f"{name}: {page.status}; the page stays until Ctrl-C", file=out, flush=True)
-            before = page.state
-        time.sleep(check_s)
+                    print(f"{name}: {status}; the page stays until Ctrl-C", file=out, flush=True)
+            before = state
+        time.sleep(CHECK_S)
 
 
 def try_write_report(rundir: RunDir) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,9 +17,9 @@ from paceline import __version__
 from paceline.core.errors import PacelineError
 from paceline.core.run_dir import LOCK, RunDir
 from paceline.report.document import ReportPage
-from paceline.report.read_run import read_run
+from paceline.report.read_run import RunData, read_run, read_run_facts, require_run
 from paceline.report.render import LiveVersion
-from paceline.report.run_page import build_run_page
+from paceline.report.run_page import build_run_page, run_status
 from paceline.report.text import clean_text
 from paceline.report.write import render_page
 
@@ -51,11 +50,10 @@ _STATE_TEXTS: Final[dict[RunState, str]] = {
 
 @dataclass(frozen=True)
 class LivePage:
-    """A version of the page; `status` says in words how the run ended, "" before."""
+    """A version of the page, and the state of the run in it."""
 
     version: str
     state: RunState
-    status: str
     html: bytes
 
     @property
@@ -70,7 +68,7 @@ class LiveReport:
     It looks at most every `CHECK_S` seconds, and less often if building takes long. `now` returns seconds.
     """
 
-    def __init__(self, rundir: RunDir, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rundir: RunDir, now: Callable[[], float]) -> None:
         self._rundir = rundir
         self._now = now
         self._lock = threading.Lock()
@@ -95,21 +93,31 @@ class LiveReport:
 
     def _build(self, version: str) -> LivePage:
         state: RunState = "missing"
-        status = ""
         try:
             run = read_run(self._rundir)
-            page = build_run_page(run)
-            if run.result is None:
-                state = "running"
-            else:
-                state, status = "preempted" if run.result.status == "preempted" else "ended", page.status
+            (state, _), page = _state_of(run), build_run_page(run)
         except PacelineError as error:
             page = _message_page(self._rundir, "no run yet", str(error))
         except Exception as error:  # files vanish while they are read, and one bad version must not end the server
             state = "running"
             page = _message_page(self._rundir, "cannot be shown", f"{type(error).__name__}: {error}")
         text = render_page(self._rundir.path, page, LiveVersion(version, _STATE_TEXTS[state]))
-        return LivePage(version, state, status, text.encode())
+        return LivePage(version, state, text.encode())
+
+
+def read_state(rundir: RunDir) -> tuple[RunState, str]:
+    """Return the state of a run, and in words how it ended ("" before), without building a page."""
+    try:
+        require_run(rundir.path)
+    except PacelineError:
+        return "missing", ""
+    return _state_of(read_run_facts(rundir)) if (rundir.path / "result.json").is_file() else ("running", "")
+
+
+def _state_of(run: RunData) -> tuple[RunState, str]:
+    if run.result is None:
+        return "running", ""
+    return "preempted" if run.result.status == "preempted" else "ended", run_status(run)[0]
 
 
 def _message_page(rundir: RunDir, status: str, message: str) -> ReportPage:

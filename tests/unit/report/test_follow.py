@@ -5,6 +5,7 @@ import json
 import shutil
 import socket
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from paceline.core.errors import PacelineError
 from paceline.core.run_dir import RunDir
 from paceline.report import follow
-from paceline.report.follow import CHECK_S, LiveReport, ReportServer, list_changes
+from paceline.report.follow import CHECK_S, LiveReport, ReportServer, list_changes, read_state
 
 
 class Clock:
@@ -40,7 +41,7 @@ def rundir(whole, tmp_path):
 
 @pytest.fixture
 def server(rundir):
-    with ReportServer(LiveReport(rundir)) as server:
+    with ReportServer(LiveReport(rundir, time.monotonic)) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         yield server
@@ -167,17 +168,17 @@ def test_a_run_appears_ends_and_resumes(whole, tmp_path):
 
     assert live.latest().state == "missing" and b"is not a run directory" in live.latest().html
     shutil.copytree(whole.path, rundir.path, ignore=shutil.ignore_patterns("result.json"))
-    assert (next_page().state, live.latest().status) == ("running", "")
+    assert next_page().state == "running" and read_state(rundir) == ("running", "")
     result = json.loads((whole.path / "result.json").read_text())
     (rundir.path / "result.json").write_text(json.dumps(result | {"status": "preempted"}))
-    assert next_page().state == "preempted" and "resume with" in live.latest().status
+    assert next_page().state == "preempted" and "resume with" in read_state(rundir)[1]
     (rundir.path / "result.json").unlink()
     assert next_page().state == "running"
     shutil.copy(whole.path / "result.json", rundir.path)
-    assert next_page().state == "ended" and live.latest().status.startswith("target reached")
+    assert next_page().state == read_state(rundir)[0] == "ended" and read_state(rundir)[1].startswith("target reached")
     assert b"this is its final report" in live.latest().version_json
     shutil.rmtree(rundir.path)
-    assert next_page().state == "missing"
+    assert next_page().state == "missing" and read_state(rundir) == ("missing", "")
 
 
 def test_damaged_files_and_errors_are_on_the_page(rundir, monkeypatch):
@@ -213,7 +214,7 @@ def test_changes_are_those_of_files_and_folders_but_not_of_report_and_lock(rundi
 
 
 def test_a_served_page_allows_its_scripts_alone_and_a_file_has_none_that_asks(rundir):
-    text = LiveReport(rundir).latest().html.decode()
+    text = LiveReport(rundir, Clock()).latest().html.decode()
     policy = text.partition('Content-Security-Policy" content="')[2].partition('"')[0]
     assert "default-src 'none';" in policy and "connect-src 'self';" in policy and "unsafe-inline'" in policy
     script = policy.partition("script-src ")[2].partition(";")[0]
@@ -226,11 +227,11 @@ def test_a_served_page_allows_its_scripts_alone_and_a_file_has_none_that_asks(ru
 
 def test_a_taken_port_is_an_os_error(server, rundir):
     with pytest.raises(OSError, match="in use"):
-        ReportServer(LiveReport(rundir), server.port)
+        ReportServer(LiveReport(rundir, time.monotonic), server.port)
 
 
 def test_a_folder_that_is_no_run_is_missing(tmp_path):
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(PacelineError, match="is not a run directory"):
         follow.read_run(RunDir(tmp_path))
-    assert LiveReport(RunDir(tmp_path)).latest().state == "missing"
+    assert LiveReport(RunDir(tmp_path), Clock()).latest().state == "missing"
