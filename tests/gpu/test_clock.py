@@ -67,6 +67,7 @@ def test_no_step_synchronises_with_the_device(matrix: torch.Tensor) -> None:
     for _ in clock.batches(range(5)):
         with clock.stage("forward"):
             multiply(matrix)
+            clock.pop_shares()
         clock.end_step(images=1)
     last = torch.cuda.Event()
     last.record()
@@ -78,6 +79,23 @@ def test_no_step_synchronises_with_the_device(matrix: torch.Tensor) -> None:
     assert still_at_work
     assert last.query()
     assert summary.stages["forward"].device_s > summary.stages["forward"].host_s
+
+
+def test_shares_are_of_the_steps_that_the_device_has_completed(matrix: torch.Tensor) -> None:
+    """Three parts of four are forward. Tolerance 20 % as above."""
+    clock = StageClock.for_device("cuda", warmup_steps=0)
+    for _ in range(4):
+        for stage, times in (("forward", 3 * NUM_KERNELS), ("backward", NUM_KERNELS)):
+            with clock.stage(stage):
+                multiply(matrix, times)
+        clock.end_step(images=1)
+    torch.cuda.synchronize()
+
+    shares = clock.pop_shares()
+
+    assert shares == pytest.approx({"forward": 0.75, "backward": 0.25}, rel=0.2)
+    assert sum(shares.values()) <= 1.0 + 1e-6
+    assert clock.pop_shares() == {}
 
 
 def test_a_stage_change_in_backward_splits_device_time(matrix: torch.Tensor) -> None:
