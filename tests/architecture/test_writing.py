@@ -26,7 +26,8 @@ MAY_REMOVE_TREES = {
     "lab/prepare_data.py": "what was made for an experiment, in its folder",
     "lab/runner.py": "a run of the experiment that was killed, which this process has locked",
     "training/checkpoint/storage.py": "checkpoints that are no longer kept",
-    "training/eval_outputs.py": "the new folder of `eval --out`, and the run's worst images, which are replaced",
+    "training/eval_outputs.py": "the new folder of `eval --out`, and the run's worst images of an earlier evaluation",
+    "training/thumbnails.py": "the run's worst images and those of the first step, which are replaced",
 }
 OPENERS = {"open", "io.open", "os.open", "os.fdopen", "os.mkfifo", "os.truncate", "gzip.open", "bz2.open", "lzma.open"}
 COPIERS = {f"shutil.{name}" for name in ("copy", "copy2", "copyfile", "copytree")}

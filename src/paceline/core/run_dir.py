@@ -197,6 +197,8 @@ class RunDir:
     """The Chrome trace of all ranks on one time axis."""
     worst = _Inside("worst")
     """The folder of thumbnails of misclassified images, and `worst.json`, which lists them."""
+    inputs = _Inside("inputs")
+    """The folder of training images of the first step as the model sees them, and `inputs.json`, which lists them."""
     profile = _Inside("profile.json")
     """The result of `paceline profile`, as JSON."""
     report = _Inside("report.html")
@@ -279,7 +281,7 @@ class RunDir:
     def refuse_links(self) -> None:
         """Raise `RecipeError` if a folder that a run writes into is a link."""
         others = [self.path / name for name in ("job", "probes", "wandb", "mlruns")]
-        for folder in (self.checkpoints, self.tensorboard, self.trace, self.worst, *others):
+        for folder in (self.checkpoints, self.tensorboard, self.trace, self.worst, self.inputs, *others):
             if folder.is_symlink():
                 fix = "put the folder itself there, or give the run a whole --run-dir on that disk"
                 raise RecipeError(f"--run-dir: {folder} is a link, and nothing is written through links ({fix})")

@@ -24,7 +24,7 @@ from paceline.report.document import (
     TableCell,
     Thumbnail,
 )
-from paceline.report.read_run import RunData, WorstMistake
+from paceline.report.read_run import RunData, SavedImage
 from paceline.report.text import clean_text, finite_or_none
 
 _NUM_OPEN_CLASSES: Final = 20
@@ -90,7 +90,7 @@ def limit_thumbnails(pictures: Sequence[Thumbnail], max_bytes: int) -> list[Thum
     return limited
 
 
-def _mistake_thumbnail(mistake: WorstMistake) -> Thumbnail:
+def _mistake_thumbnail(mistake: SavedImage) -> Thumbnail:
     record = mistake.record
     confidence, loss = finite_or_none(record.get("confidence")), finite_or_none(record.get("loss"))
     details = [

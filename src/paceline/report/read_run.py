@@ -56,8 +56,8 @@ class NodeSeries:
 
 
 @dataclass(frozen=True)
-class WorstMistake:
-    """A misclassified image: its record in `worst.json`, and its thumbnail as a data URL or ""."""
+class SavedImage:
+    """A record of `worst.json` or `inputs.json`, and its thumbnail as a data URL or ""."""
 
     record: dict[str, Any]
     thumbnail: str
@@ -80,7 +80,10 @@ class RunData:
     classes: tuple[ClassCount, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
     calibration: tuple[CalibrationBin, ...] = ()
-    mistakes: tuple[WorstMistake, ...] = ()
+    mistakes: tuple[SavedImage, ...] = ()
+    dataset: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
+    input_images: tuple[SavedImage, ...] = ()
     warnings: FirstRecords = FirstRecords()
     bad_images: FirstRecords = FirstRecords()
     attempts: FirstRecords = FirstRecords()
@@ -269,6 +272,7 @@ def read_run(rundir: RunDir) -> RunData:
     nodes = sorted(
         (int(match[1]), path) for path in rundir.path.iterdir() if (match := _TELEMETRY_FILE.fullmatch(path.name))
     )
+    inputs = reader.read_object(rundir.inputs / "inputs.json")
     run = replace(
         _read_facts(reader, rundir),
         profile=reader.read_object(rundir.profile),
@@ -276,7 +280,10 @@ def read_run(rundir: RunDir) -> RunData:
         steps=_read_steps(reader, rundir.steps),
         nodes=_read_nodes(reader, nodes[:MAX_NODES]),
         num_nodes=len(nodes),
-        mistakes=tuple(_read_mistakes(reader, rundir)),
+        mistakes=tuple(_read_images(reader, rundir.worst, reader.read_json(rundir.worst / "worst.json"))),
+        dataset=reader.read_object(rundir.dataset),
+        inputs=inputs,
+        input_images=tuple(_read_images(reader, rundir.inputs, inputs.get("images"))),
         bad_images=_read_first(reader.read_records(rundir.bad_images), 100),
     )
     return replace(run, problems=tuple(reader.problems))
@@ -371,16 +378,15 @@ def _read_calibration(reader: TolerantReader, rundir: RunDir) -> tuple[Calibrati
         return ()
 
 
-def _read_mistakes(reader: TolerantReader, rundir: RunDir) -> Iterator[WorstMistake]:
-    records = reader.read_json(rundir.worst / "worst.json")
+def _read_images(reader: TolerantReader, folder: Path, records: object) -> Iterator[SavedImage]:
     for record in records[:100] if isinstance(records, list) else []:
         if isinstance(record, dict):
-            yield WorstMistake(record, _read_thumbnail(reader, rundir.worst, record.get("file")))
+            yield SavedImage(record, _read_thumbnail(reader, folder, record.get("file")))
 
 
 def _read_thumbnail(reader: TolerantReader, folder: Path, name: object) -> str:
     """Return a thumbnail as a data URL; "" for any other file."""
-    # A name in an untrusted worst.json must not embed other files of the machine into the report.
+    # A name in an untrusted record must not embed other files of the machine into the report.
     if not isinstance(name, str) or not name or "\0" in name or Path(name).name != name:
         return ""
     data = reader.read_bytes(folder / name, _MAX_THUMBNAIL_BYTES + 1, follows_links=False)

@@ -20,6 +20,7 @@ from paceline.report.document import (
     ReportPage,
     Tone,
 )
+from paceline.report.input_sections import input_section
 from paceline.report.learning_sections import learning_section
 from paceline.report.mistake_sections import mistakes_section
 from paceline.report.read_run import RunData
@@ -51,6 +52,7 @@ def build_run_page(run: RunData) -> ReportPage:
         profile_section(run),
         telemetry_section(run),
         mistakes_section(run),
+        input_section(run),
         reliability_section(run),
         reproduce_section(run),
     ]

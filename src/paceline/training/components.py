@@ -3,6 +3,7 @@
 import math
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.core.statistics import TargetCriterion
+from paceline.data.batch import Batch
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure.profiler import require_nvtx
 from paceline.measure.throughput import IntervalTimer, RunTimer
@@ -27,6 +29,7 @@ from paceline.training.checkpoint import load_model
 from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry, StepCoordinator
 from paceline.training.ema import build_weight_average
+from paceline.training.first_inputs import MAX_IMAGES, FirstInputs
 from paceline.training.init_weights import (
     InitialWeights,
     find_initial_checkpoint,
@@ -227,6 +230,7 @@ def build_trainer(
         guard=update.guard,
         schedule=schedule,
         loader=meter.loader,
+        record_inputs=_build_input_recorder(context, process, precision),
         evaluate_model=context.create_evaluator(
             precision, strategy, training_state.average, bad_images, process.should_stop_evaluation
         ),
@@ -250,6 +254,24 @@ def build_trainer(
         saves_at_end=recipe.checkpoint.every != "off",
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
+    )
+
+
+def _build_input_recorder(context: RunContext, process: RunProcess, precision: Precision) -> Callable[[Batch], None]:
+    if not context.world.is_main:
+        return lambda batch: None
+    mean, std = context.mean_and_std
+    return FirstInputs(
+        folder=process.rundir.inputs,
+        source=context.datasets.train,
+        transfer=context.create_transfer(precision.dtype),
+        transforms=context.create_transforms(precision.dtype),
+        mean=mean,
+        std=std,
+        augment_on=context.augment_location,
+        micro_batches=context.recipe.train.accumulate,
+        number=MAX_IMAGES if context.recipe.log.worst else 0,
+        warn=process.warn,
     )
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,13 +16,10 @@ from paceline.core.files import write_new
 from paceline.core.results import EvalReport, MisclassifiedImage, printable_class_name
 from paceline.core.run_dir import RunDir
 from paceline.data.decode import decode
+from paceline.training.thumbnails import encode_thumbnail, replaced_folder
 
 WORST_JSON: Final = "worst.json"
 EVAL_JSON: Final = "eval.json"
-MAX_UNSCALED_SIDE: Final = 64
-"""Longest side, in pixels, of an image that is saved unchanged. Larger images are downscaled."""
-_JPEG_QUALITY: Final = 85
-"""JPEG quality: 96 x 96 pixels of noise, the worst case, take 8 KB."""
 
 
 def save_worst_images(folder: Path, mistakes: Sequence[MisclassifiedImage], source: Source, size: int = 96) -> None:
@@ -35,20 +31,9 @@ def save_worst_images(folder: Path, mistakes: Sequence[MisclassifiedImage], sour
     """
     if not mistakes:
         return shutil.rmtree(folder, ignore_errors=True)
-    new, old = folder.with_name(f".{folder.name}.tmp"), folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        new.mkdir()
+    with replaced_folder(folder) as new:
         rows = [row for mistake in mistakes if (row := _save_thumbnail(new, mistake, source, size))]
         write_new(new / WORST_JSON, json.dumps(rows, indent=2) + "\n")
-        shutil.rmtree(old, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):  # a non-empty folder cannot be replaced by rename
-            folder.rename(old)
-        new.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    except OSError:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
     return None
 
 
@@ -59,7 +44,7 @@ def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, s
     except DataError:
         return None
     names = source.info.class_names
-    data, suffix = _encode_thumbnail(picture, size)
+    data, suffix = encode_thumbnail(picture, size)
     file = f"{mistake.index}.{suffix}"
     write_new(folder / file, data)
     return {
@@ -81,17 +66,6 @@ def _read_image(source: Source, index: int) -> Image.Image:
         content = np.asarray(decode(content, channels=1 if is_grey else 3, name=source.name_of(index)))
     # From pixels alone: metadata of the file, such as a color profile, could have any size.
     return Image.fromarray(content[..., 0] if content.ndim == 3 and is_grey else content)
-
-
-def _encode_thumbnail(picture: Image.Image, size: int) -> tuple[bytes, str]:
-    """Return file content and suffix."""
-    file = BytesIO()
-    if max(picture.size) <= MAX_UNSCALED_SIDE:
-        picture.save(file, "PNG")
-        return file.getvalue(), "png"
-    picture.thumbnail((size, size), Image.Resampling.LANCZOS)
-    picture.save(file, "JPEG", quality=_JPEG_QUALITY)
-    return file.getvalue(), "jpg"
 
 
 @contextlib.contextmanager

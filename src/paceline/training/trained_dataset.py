@@ -3,25 +3,34 @@
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+import numpy as np
+
 from paceline.core.dataset import ArraySource, DatasetInfo, Source
 from paceline.core.errors import PacelineError
 from paceline.core.json_file import read_json
 from paceline.core.run_dir import RunDir
+from paceline.data.sources.fingerprint import get_labels
 
 _SCHEMA_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
 class TrainedDataset:
-    """`info` of the training split; `is_pixels` is True for pixels of one size in memory, False for image files."""
+    """`info` of the training split; `is_pixels` is True for pixels of one size in memory, False for image files.
+
+    `class_counts` are images per class, None if labels cannot be read without images.
+    """
 
     info: DatasetInfo
     is_pixels: bool
+    class_counts: tuple[int, ...] | None = None
 
     @classmethod
     def from_source(cls, train: Source) -> Self:
         """Return the description of a training split."""
-        return cls(train.info, isinstance(train, ArraySource))
+        labels = get_labels(train)
+        counts = None if labels is None else np.bincount(labels, minlength=train.info.num_classes).tolist()
+        return cls(train.info, isinstance(train, ArraySource), counts and tuple(counts))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -36,6 +45,7 @@ class TrainedDataset:
             "mean": list(info.mean),
             "std": list(info.std),
             "is_pixels": self.is_pixels,
+            "class_counts": self.class_counts and list(self.class_counts),
         }
 
     @classmethod

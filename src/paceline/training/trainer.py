@@ -155,13 +155,17 @@ class StepSeeder:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The training loop around `model`. With `saves_at_end` it saves at the end even if `save_every` is not due."""
+    """The training loop around `model`. With `saves_at_end` it saves at the end even if `save_every` is not due.
+
+    `record_inputs` receives the first batch of the run, before its step.
+    """
 
     model: nn.Module
     step: TrainStep
     guard: NonFiniteGuard
     schedule: LrSchedule
     loader: Loader
+    record_inputs: Callable[[Batch], None]
     evaluate_model: ModelEvaluator
     save_state: CheckpointSaver
     coordinator: StepCoordinator
@@ -189,6 +193,8 @@ class Trainer:
         interrupted = False
         last_step = state.step if self.has_reached_target(state) else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
+            if state.step == 0:
+                self.record_inputs(batch)
             loss = self.train_step(batch, state)
             with self.clock.stage("other"):
                 self.logger.log_step(state, batch, loss)

@@ -9,7 +9,7 @@ from sklearn.metrics import precision_recall_fscore_support
 from paceline.core.results import CalibrationBin, ClassCount
 from paceline.report.document import BarChart, ChartRow, Gallery, Table
 from paceline.report.mistake_sections import class_table, mistakes_section
-from paceline.report.read_run import RunData, WorstMistake
+from paceline.report.read_run import RunData, SavedImage
 
 NAMES = ("cat", "dog", "cow")
 CONFUSION = ((7, 2, 0), (4, 5, 0), (1, 0, 0))
@@ -47,7 +47,7 @@ def test_without_a_confusion_matrix_the_table_has_recall_only() -> None:
 
 
 def test_the_worst_images_come_first_with_a_caption() -> None:
-    mistakes = tuple(WorstMistake(RECORD, PICTURE) for _ in range(20))
+    mistakes = tuple(SavedImage(RECORD, PICTURE) for _ in range(20))
     worst, pairs = blocks_of(Gallery, classes=CLASSES, confusion=CONFUSION, mistakes=mistakes)
     assert len(worst.pictures) == 12
     assert (worst.pictures[0].title, list(worst.pictures[0].details)) == (

@@ -28,3 +28,8 @@ def test_pixels_in_memory_differ_from_files() -> None:
 def test_a_later_version_is_refused() -> None:
     with pytest.raises(ValueError, match="it has version 2, this paceline reads 1"):
         TrainedDataset.from_dict({**DIGITS.to_dict(), "schema_version": 2})
+
+
+def test_images_per_class_are_recorded() -> None:
+    values = DIGITS.to_dict()
+    assert sum(values["class_counts"]) == values["num_images"] and len(values["class_counts"]) == 10

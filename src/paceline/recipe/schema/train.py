@@ -224,7 +224,8 @@ class Log(Section):
     """Record on each rank the samples of every step, with a checksum of their pixels as the loader delivers them.
     Augmentation on the device comes after that."""
     worst: int = Field(16, ge=0, le=100)
-    """Number of misclassified validation images with the highest loss to keep as thumbnails."""
+    """Number of misclassified validation images with the highest loss to keep as thumbnails. 0 keeps no images, nor
+    those of the first training step."""
     report: Switch = "on"
     """Write `report.html` at the end."""
 
