@@ -120,7 +120,7 @@ def test_the_numbers_shown_are_those_of_the_result(opened, rundir):
     assert texts[result["account"]["explained"]] == {"99.4 %"}
     for stage in result["stages"].values():
         assert stage["host_s"] in texts and stage["device_s"] in texts and stage["share"] in texts
-    assert {"4:35 min"} <= texts[result["account"]["wall_s"]]
+    assert {"4 min 35 s"} <= texts[result["account"]["wall_s"]]
 
 
 @pytest.mark.parametrize("width", [1200, PHONE_WIDTH])

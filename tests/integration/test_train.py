@@ -32,7 +32,7 @@ RESULT_KEYS = {
 def test_the_default_recipe_reaches_98_percent_on_two_ranks(paceline_anew, tmp_path: Path) -> None:
     completed = paceline_anew("train", "--ranks", "2", "--run-dir", "run")
     assert completed.code == 0, completed.err
-    assert "run directory: run" in completed.out and completed.err == ""
+    assert "run/report.html" in completed.out and completed.err == ""
     run = tmp_path / "run"
     result = json.loads((run / "result.json").read_text())
     for key, parts in RESULT_KEYS.items():
@@ -121,7 +121,7 @@ def test_progress_on_a_terminal_is_live(forking, tmp_path: Path, ranks: str) -> 
     assert process.returncode == 0
     text = seen.decode()
     assert "epoch 1/2" in text and "epoch 2/2" in text and "images/s" in text and "left" in text
-    assert "\x1b[" in text and "run directory: runs/" in text
+    assert "\x1b[" in text and "runs/digits-" in text
 
 
 # On CPUs, models with 6 channels crashed with channels_last in their first steps. 16 channels still use it.

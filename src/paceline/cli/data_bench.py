@@ -19,7 +19,7 @@ from paceline.cli.tables import print_rows, print_table
 from paceline.core.dataset import ArraySource, Datasets, Source
 from paceline.core.errors import DataError
 from paceline.core.run_dir import write_atomic
-from paceline.core.units import number, share, size
+from paceline.core.units import number, per_second, share, size
 from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.files import expand_path, printable
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
@@ -144,7 +144,7 @@ def _temporary_pack(datasets: Datasets, workers: int) -> Iterator[tuple[Source |
         path = Path(folder) / "bench.pack"
         with DataProgress("images") as progress:
             made = write_pack(datasets, path, PackOptions(skip_bad=True), progress, workers)
-        speed = f"{made.images / max(progress.elapsed_s, 1e-9):,.0f} images/s"
+        speed = f"{per_second(made.images / max(progress.elapsed_s, 1e-9))} images/s"
         note = f"a pack of the images was written at {speed}: {size(made.bytes)}"
         yield open_pack(path).train, note + (f", {size(read_bytes)} before" if read_bytes else "")
 

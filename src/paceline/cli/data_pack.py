@@ -12,7 +12,7 @@ from paceline.cli.progress_output import DataProgress
 from paceline.cli.tables import print_rows
 from paceline.core.dataset import ArraySource, Datasets
 from paceline.core.errors import RecipeError
-from paceline.core.units import count, number, seconds, size
+from paceline.core.units import count, number, per_second, seconds, size
 from paceline.data.convert.lmdb_writer import write_lmdb
 from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.convert.unpack import unpack
@@ -130,7 +130,7 @@ def _summary_rows(datasets: Datasets, written: PackSummary, options: DataPackOpt
     splits = f"{len(datasets.train):,} of training, {len(datasets.val):,} of validation"
     yield "images", f"{written.images:,} ({splits})"
     yield "bytes", _sizes_text(written)
-    speed = f"{written.images / max(written.seconds, 1e-9):,.0f} images/s"
+    speed = f"{per_second(written.images / max(written.seconds, 1e-9))} images/s"
     yield "time", f"{seconds(written.seconds)} ({speed})"
     if options.resize:
         quality = options.quality or _DEFAULT_QUALITY
@@ -165,7 +165,7 @@ def unpack_data(options: DataUnpackOptions) -> int:
     rows = [
         ("images", f"{made.images:,}, in {printable(folder)}/train and /val"),
         ("bytes", size(made.bytes)),
-        ("time", f"{seconds(progress.elapsed_s)} ({made.images / max(progress.elapsed_s, 1e-9):,.0f} images/s)"),
+        ("time", f"{seconds(progress.elapsed_s)} ({per_second(made.images / max(progress.elapsed_s, 1e-9))} images/s)"),
     ]
     print_rows(rows, printable(options.pack))
     return 0

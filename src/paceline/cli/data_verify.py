@@ -9,7 +9,7 @@ from paceline.cli.options import DataVerifyOptions
 from paceline.cli.progress_output import DataProgress
 from paceline.core.dataset import ArraySource, Datasets, Split
 from paceline.core.errors import DataError
-from paceline.core.units import count
+from paceline.core.units import count, per_second
 from paceline.data.convert.verify_pack import PackComparison, compare_pack
 from paceline.data.sources.build import build_datasets
 from paceline.data.verify import BadSplitImage, DuplicatePair, VerifyProgress
@@ -38,8 +38,13 @@ def verify_data(options: DataVerifyOptions) -> int:
     with DataProgress("images") as progress:
         for result in check(datasets, num_workers, data.worker_timeout):
             progress(result.images, _num_images(datasets), f"{len(result.bad):,} bad")
-        rate = result.images / progress.elapsed_s
-    _print_verified(datasets, result, f"{rate:,.0f} images/s, {count(num_workers, 'worker')}", as_json=options.as_json)
+        images_per_s = result.images / progress.elapsed_s
+    _print_verified(
+        datasets,
+        result,
+        f"{per_second(images_per_s)} images/s, {count(num_workers, 'worker')}",
+        as_json=options.as_json,
+    )
     if result.bad:
         raise DataError(
             f"{result.bad[0].image.name}: {result.bad[0].image.reason} ({count(len(result.bad), 'bad image')} of "

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 from paceline.cli.args import count_ranks, split_recipe_args
 from paceline.cli.options import DoctorOptions
 from paceline.cli.ranks import enter_world, refuse_too_many, start_ranks
+from paceline.cli.start_line import announce, describe_hardware
 from paceline.cli.start_time import START_TIME_S
 from paceline.cli.tables import print_rows
+from paceline.core import units
 from paceline.core.errors import PacelineError, RecipeError, WorldError
 from paceline.core.goodput import best_interval, efficiency, interval_steps, signal_lead, young_interval
 from paceline.core.results import CheckpointResult
 from paceline.core.run_dir import RunDir, is_run
-from paceline.core.units import Duration, count
+from paceline.core.units import Duration, count, rough_duration
 from paceline.core.world import World
 from paceline.lab.doctor.check import DoctorFinding, HostContext, find_worst_state
 from paceline.lab.doctor.host import check_host
@@ -82,6 +84,7 @@ def doctor(options: DoctorOptions) -> int:
     environ = dict(os.environ)  # as given, before this process changes it
     world = _enter_world()
     to_start = _ranks_to_start(options.ranks, world, environ)
+    announce(f"checking {'this machine' if to_start == 1 else count(to_start, 'rank')}, {describe_hardware()}")
     refuse_too_many(to_start, recipe.parallel.device if recipe else "auto", oversubscribe=options.oversubscribe)
     if to_start > 1:
         return start_ranks(to_start, options.port, [])
@@ -200,7 +203,7 @@ def _saving_sections(
         every = checkpoint.every
         restart_s = time.perf_counter() - START_TIME_S
         assumed = "assumed: the start-up of this command; joining ranks, data and the first step come on top"
-        section.rows.append(("restart", f"{restart_s:.1f} s, {assumed}"))
+        section.rows.append(("restart", f"{units.seconds(restart_s)}, {assumed}"))
         section.values["restart_s"] = restart_s
         every_s = every.seconds if every != "off" and every.is_time else None
         costs = SavingCosts(saving.stall_s, saving.write_s, restart_s, every_s=every_s)
@@ -217,16 +220,16 @@ def _history_section(run: RunDir, history: "RunHistory") -> DoctorSection:
     rows: list[tuple[str, ...]] = []
     if history.step_s:
         median_s, slow_s = history.step_s
-        rows.append(("step", f"{1000 * median_s:.1f} ms, the 99th percentile {1000 * slow_s:.1f} ms"))
+        rows.append(("step", f"{units.milliseconds(median_s)}, the 99th percentile {units.milliseconds(slow_s)}"))
     if history.goodput is not None:
         rows.append(("goodput", describe_goodput(history.goodput)))
     what = (
         "from a failure to the first new step" if history.restarts else "to start; detection and queueing come on top"
     )
-    rows.append(("restart", f"{history.restart_s:.1f} s {what}"))
+    rows.append(("restart", f"{units.seconds(history.restart_s)} {what}"))
     rows.append(("failures", _failures_text(history)))
     if history.at_risk_s:
-        rows.append(("at risk", f"{approximate_time(history.at_risk_s)} of training since the newest checkpoint"))
+        rows.append(("at risk", f"{rough_duration(history.at_risk_s)} of training since the newest checkpoint"))
     mtbf = history.mtbf
     values = {
         "step_s": history.step_s,
@@ -242,11 +245,11 @@ def _history_section(run: RunDir, history: "RunHistory") -> DoctorSection:
 
 
 def _failures_text(history: "RunHistory") -> str:
-    mtbf, up = history.mtbf, approximate_time(history.up_s)
+    mtbf, up = history.mtbf, rough_duration(history.up_s)
     if not history.failures:
-        return f"none in {up}, so at least {approximate_time(mtbf.low_s)} apart (95 % confidence)"
-    interval = f"{approximate_time(mtbf.low_s)} to {approximate_time(mtbf.high_s)}, 95 % confidence"
-    return f"{history.failures:,} in {up}: one in {approximate_time(mtbf.mean_s)} ({interval})"
+        return f"none in {up}, so at least {rough_duration(mtbf.low_s)} apart (95 % confidence)"
+    interval = f"{rough_duration(mtbf.low_s)} to {rough_duration(mtbf.high_s)}, 95 % confidence"
+    return f"{history.failures:,} in {up}: one in {rough_duration(mtbf.mean_s)} ({interval})"
 
 
 def _finite_or_none(value: float) -> float | None:
@@ -282,11 +285,11 @@ def advise_interval(costs: SavingCosts, mtbf_s: float) -> tuple[dict[str, Any], 
     low_s, high_s = max(best_s / 2, costs.write_s), 2 * best_s
     shares = {each: _useful_share(costs, each, mtbf_s) for each in (best_s, low_s, high_s)}
     setting = _round_setting(best_s, low_s, high_s, steps)
-    best = f"every {approximate_time(best_s)}" + (f", {steps:,} steps" if steps is not None else "")
-    as_good = f"{approximate_time(low_s)} to {approximate_time(high_s)}"
+    best = f"every {rough_duration(best_s)}" + (f", {steps:,} steps" if steps is not None else "")
+    as_good = f"{rough_duration(low_s)} to {rough_duration(high_s)}"
     losses = f"lose {1 - shares[low_s]:.2%} and {1 - shares[high_s]:.2%}"
     rows: list[tuple[str, ...]] = [
-        ("failures", f"assumed {approximate_time(mtbf_s)} apart"),
+        ("failures", f"assumed {rough_duration(mtbf_s)} apart"),
         ("best", f"{best}: loses {1 - shares[best_s]:.2%}, restarts included (Daly 2006)"),
         ("as good", f"{as_good}: {losses}, such as checkpoint.every={setting}"),
     ]
@@ -306,27 +309,18 @@ def advise_interval(costs: SavingCosts, mtbf_s: float) -> tuple[dict[str, Any], 
         rows += _current_rows(costs, values["now_cost"], values["best_cost"])
     slow_s = costs.slow_s if costs.slow_s is not None else 0.0
     values["signal_lead_s"] = signal_lead(slow_s, costs.stall_s + costs.write_s)
-    rows.append(("lead time", f"{values['signal_lead_s']:.0f} s of warning before a job ends (sbatch --signal)"))
+    rows.append(
+        ("lead time", f"{units.duration(values['signal_lead_s'])} of warning before a job ends (sbatch --signal)")
+    )
     return values, rows
-
-
-def approximate_time(seconds: float) -> str:
-    """Return a duration with the digits of an estimate: `40 s`, `12 min`, `7.9 h`, `40 days`."""
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    for limit, unit_s, unit in ((100, 1, "s"), (100 * 60, 60, "min"), (72 * 3600, 3600, "h")):
-        if seconds < limit:
-            value = seconds / unit_s
-            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
-    return f"{seconds / 86400:,.0f} days"
 
 
 def _current_rows(costs: SavingCosts, now: float, best: float) -> Sequence[tuple[str, ...]]:
     assert costs.every_s is not None
     verdict = f"{now - best:.2%} more than the best" if now - best >= _MIN_GAIN else "as good as the best"
     return (
-        ("now", f"you save every {approximate_time(costs.every_s)}: loses {now:.2%}, {verdict}"),
-        ("worst case", f"a kill loses up to {approximate_time(costs.every_s + costs.write_s)} of training"),
+        ("now", f"you save every {rough_duration(costs.every_s)}: loses {now:.2%}, {verdict}"),
+        ("worst case", f"a kill loses up to {rough_duration(costs.every_s + costs.write_s)} of training"),
     )
 
 

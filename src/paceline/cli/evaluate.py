@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.options import EvalOptions
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
+from paceline.cli.start_line import announce, describe_hardware
 from paceline.core.errors import PacelineError
 from paceline.core.run_dir import RunDir, checkpoint_name
+from paceline.core.units import count
 from paceline.data.files import expand_path, printable
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Patch, load
@@ -30,11 +32,14 @@ def evaluate(options: EvalOptions) -> int:
     recipe = loaded.recipe
     world = enter_world()
     num_ranks = ranks_to_start(options.ranks, world, recipe.parallel, oversubscribe=options.oversubscribe)
+    on = f"{count(num_ranks, 'rank')}, {describe_hardware(recipe.parallel.device)}"
+    notes = announce(f"evaluating {rundir.path} on {on}")
     if world.launcher == "single" and num_ranks > 1:
         return start_ranks(num_ranks, options.port, [])
-    from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
-    from paceline.training.eval_outputs import discard, output_dir
-    from paceline.training.eval_run import evaluate as work
+    with notes:
+        from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
+        from paceline.training.eval_outputs import discard, output_dir
+        from paceline.training.eval_run import evaluate as work
 
     path = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).by_name(options.checkpoint)
     if world.is_main and options.checkpoint == "last":
@@ -57,19 +62,17 @@ def show_evaluation(report: "EvalReport", checkpoint: Path, *, as_json: bool, pe
     if as_json:
         print(json.dumps(evaluation_json(report, classes if per_class else ()), indent=2))
         return
-    from paceline.report.document import KeyValueList
+    from paceline.cli.tables import print_outcome
     from paceline.report.mistake_sections import class_table
     from paceline.report.render_terminal import print_blocks
+    from paceline.report.run_brief import evaluation_brief
     from paceline.report.run_page import clean_findings
-    from paceline.report.run_summary import evaluation_figures, worst_classes_rows
 
-    confusion = report.classes.confusion if report.classes else ()
-    rows = [*(figure.row for figure in evaluation_figures(report)), *worst_classes_rows(classes)]
-    print_blocks(
-        KeyValueList(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name}"),
-        KeyValueList([finding.row for finding in clean_findings(report.health)], "health"),
-        *([class_table(classes, confusion, num_open=0)] if per_class else []),
-    )
+    name = f"{checkpoint.parent.parent.name}, {checkpoint.name}"
+    print_outcome(evaluation_brief(report, name, classes, clean_findings(report.health)))
+    if per_class:
+        print()
+        print_blocks(class_table(classes, report.classes.confusion if report.classes else (), num_open=0))
 
 
 def evaluation_json(report: "EvalReport", classes: Iterable["ClassCount"]) -> dict[str, Any]:

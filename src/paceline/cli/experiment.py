@@ -16,12 +16,14 @@ from paceline.cli.args import count_ranks
 from paceline.cli.options import LadderOptions, ProfileOptions, ScaleOptions, TuneOptions
 from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
 from paceline.cli.ranks import refuse_too_many
+from paceline.cli.start_line import announce, describe_hardware
 from paceline.core.console import progress_console
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir, open_experiment
 from paceline.core.experiments.results import RungResult, ScalePoint
 from paceline.core.experiments.task_lock import lock_task
 from paceline.core.run_dir import RunDir
+from paceline.core.units import per_second
 from paceline.data.files import printable
 from paceline.lab.patches import TINY_LR_SHARE, build_measurement_patch
 from paceline.lab.repeat import ArrayTask
@@ -147,6 +149,7 @@ def run_experiment(
 
     `request` is all that the runs depend on, and `total` the number of runs, None if unknown.
     """
+    announce(f"{name}: short runs on {describe_hardware()}")
     with locked_experiment(name, request, options.run_dir, as_json=options.as_json) as folder:
         if folder.result.exists():
             result = folder.read()
@@ -257,8 +260,10 @@ def describe_outcome(outcome: TrialOutcome, num_repeats: int) -> str:
     name = outcome.trial.name + (f", repeat {outcome.repeat}" if num_repeats > 1 else "")
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
-    rate = outcome.result.throughput.images_per_s
-    return f"{name}: " + (f"{rate:,.0f} images/s" if rate > 0 else "no step was counted after measure.warmup_steps")
+    images_per_s = outcome.result.throughput.images_per_s
+    return f"{name}: " + (
+        f"{per_second(images_per_s)} images/s" if images_per_s > 0 else "no step was counted after measure.warmup_steps"
+    )
 
 
 def raise_failed(outcome: TrialOutcome) -> NoReturn:

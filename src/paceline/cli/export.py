@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from paceline.cli.evaluate import warn_missing_final
 from paceline.cli.options import ExportOptions
+from paceline.cli.start_line import announce
 from paceline.cli.tables import print_rows
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.results import printable_class_name
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 def export(options: ExportOptions) -> int:
     """Run `paceline export`, and return the exit code."""
-    from paceline.inference.export import ExportFormatName, build_export_format, check_out_path, export_classifier
+    RunDir.existing(options.run)
+    with announce(f"exporting {options.run}"):
+        from paceline.inference.export import ExportFormatName, build_export_format, check_out_path, export_classifier
 
     names, format = get_args(ExportFormatName), options.format
     if format not in names:

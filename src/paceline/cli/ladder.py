@@ -17,7 +17,7 @@ from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import LadderResult
 from paceline.core.host import usable_cores
 from paceline.core.run_dir import RunDir
-from paceline.core.units import count
+from paceline.core.units import count, seconds
 from paceline.lab.ladder import LadderHardware, LadderOutcome, LadderRunner
 from paceline.lab.ladder_file import Ladder, Rung, list_ladders, load_ladder, require_consent_to_rungs
 from paceline.lab.patches import REDUCED_LR_SHARE, build_measurement_patch, expand_equivalent_paths
@@ -159,7 +159,7 @@ def _build_ladder_runner(request: LadderRequest, session: Session) -> LadderRunn
             form, runs.recipe.data, session.folder.data, workers=hardware.cores, now=now_s, on_wait=waits
         )
         if not made.is_reused:
-            session.print_line(f"{form}: prepared in {made.seconds:,.1f} s")
+            session.print_line(f"{form}: prepared in {seconds(made.seconds)}")
         return made
 
     def prepare_cache(trial: Trial) -> None:

@@ -121,6 +121,9 @@ class TrainOptions:
     ] = 0
     oversubscribe: Oversubscribe = False
     port: Port = 0
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print the result in full: every figure, and the stages of a step.")
+    ] = False
     as_json: AsJson = False
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from paceline.cli.evaluate import warn_missing_final
 from paceline.cli.options import PredictOptions
 from paceline.cli.ranks import enter_world
-from paceline.cli.tables import print_table
+from paceline.cli.start_line import announce
 from paceline.core.csv_cells import to_cell
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.run_dir import RunDir
@@ -34,12 +34,14 @@ def predict(options: PredictOptions) -> int:
     _check_options(options)
     if options.as_json and options.format != "auto":
         raise RecipeError(f"--format: {options.format} has no effect with --json (leave one of them out)")
-    from paceline.core.host import rank_cores
-    from paceline.inference.classifier import load_classifier
-    from paceline.inference.images import STDIN_NAME, UnreadableImage, list_images
-    from paceline.inference.predict import predict_images as predicted
-    from paceline.inference.predict import read_images
-    from paceline.parallel.device import set_threads
+    RunDir.existing(options.run)
+    with announce(f"loading {options.run}"):
+        from paceline.core.host import rank_cores
+        from paceline.inference.classifier import load_classifier
+        from paceline.inference.images import STDIN_NAME, list_images
+        from paceline.inference.predict import predict_images as predicted
+        from paceline.inference.predict import read_images
+        from paceline.parallel.device import set_threads
 
     world = enter_world()
     classifier = load_classifier(options.run, options.checkpoint, options.device, own_code=options.own_code)
@@ -179,6 +181,8 @@ def _print_table_at_end(checkpoint: Path) -> Iterator[ShowImage]:
 
 
 def _print_predictions(predictions: list["Prediction"], title: str) -> None:
+    from paceline.cli.tables import print_table
+
     if len(predictions) == 1:
         rows = [[printable(guess.name), share(guess.probability)] for guess in predictions[0].guesses]
         print_table(f"{printable(predictions[0].path)} ({title})", ("class", "probability"), rows)

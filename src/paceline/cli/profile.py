@@ -27,14 +27,14 @@ from paceline.cli.experiment import (
 from paceline.cli.options import ProfileOptions
 from paceline.cli.progress_output import progress_output
 from paceline.cli.ranks import enter_world, ranks_to_start
-from paceline.cli.report import try_write_report
+from paceline.cli.start_line import announce, describe_hardware
 from paceline.cli.start_time import START_TIME_S
 from paceline.core.console import progress_console
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.results import SweepResult
 from paceline.core.process import ignore_stop_signals
 from paceline.core.run_dir import RunDir
-from paceline.core.units import count, share
+from paceline.core.units import count, per_second, share
 from paceline.core.world import World
 from paceline.data.files import printable
 from paceline.lab.patches import build_measurement_patch
@@ -48,12 +48,7 @@ from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import consent_arguments, require_consent
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import divide_batch, resolve_batch
-from paceline.report.cells import format_rate, rate_cell
-from paceline.report.document import KeyFigure, KeyValueList, ReportPage, TableCell
-from paceline.report.read_run import RunData
-from paceline.report.render_terminal import print_page
-from paceline.report.run_page import summarize_bottleneck
-from paceline.report.time_sections import loader_blocks, profile_blocks, rank_blocks, stage_table
+from paceline.report.document import TableCell
 
 if TYPE_CHECKING:
     from paceline.lab.profile import Profile
@@ -107,6 +102,7 @@ def profile(options: ProfileOptions) -> int:
         left_out=left_out,
         nvtx=nvtx,
     )
+    announce(f"profiling {loaded.name} on {count(num_ranks, 'rank')}, {describe_hardware(recipe.parallel.device)}")
     rundir = _choose_rundir(loaded.name, options.run_dir, world)
     try:
         if world.launcher == "single":
@@ -238,6 +234,7 @@ def _move_trace(outcomes: Sequence[TrialOutcome], rundir: RunDir) -> None:
 def _finish_profile(
     request: _ProfileRequest, outcomes: Sequence[TrialOutcome], rundir: RunDir, *, as_json: bool
 ) -> None:
+    from paceline.cli.report import try_write_report
     from paceline.lab.profile import build_profile
 
     recipe, recipe_hash = request.runs.recipe, request.runs.loaded.recipe.hash
@@ -316,10 +313,18 @@ def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool
     if as_json:
         print(json.dumps(profile.to_dict(), indent=2))
         return
+    # Here, as these imports would delay the first line.
+    from paceline.report.cells import rate_cell
+    from paceline.report.document import KeyFigure, KeyValueList, ReportPage
+    from paceline.report.read_run import RunData
+    from paceline.report.render_terminal import print_page
+    from paceline.report.run_page import summarize_bottleneck
+    from paceline.report.time_sections import loader_blocks, profile_blocks, rank_blocks, stage_table
+
     measured = {"verdict": profile.verdict, "communication": profile.communication}
     values, result = profile.to_dict(), profile.result.model_copy(update=measured)
     run = RunData(rundir.path, result=result, profile=values)
-    low, high = map(format_rate, profile.base.spread)
+    low, high = map(per_second, profile.base.spread)
     page = ReportPage(
         title=f"profile of recipe {profile.recipe}",
         subtitle=(),

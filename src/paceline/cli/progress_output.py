@@ -9,7 +9,7 @@ from typing import Final, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from paceline.core.units import duration, size
+from paceline.core.units import duration, per_second, size
 from paceline.data.files import printable_lines
 from paceline.lab.trial import Trial
 
@@ -79,11 +79,11 @@ class DataProgress:
             return
         self._printed_s = self._now()
         amount = f"{size(done)} of {size(total)}" if self._noun == "bytes" else f"{done:,}/{total:,} {self._noun}"
-        rate = done / max(self.elapsed_s, 1e-9)
+        per_s = done / max(self.elapsed_s, 1e-9)
         texts = [facts] if facts else []
-        texts.append(f"{size(rate)}/s" if self._noun == "bytes" else f"{rate:,.0f} {self._noun}/s")
+        texts.append(f"{size(per_s)}/s" if self._noun == "bytes" else f"{per_second(per_s)} {self._noun}/s")
         if done and self.elapsed_s >= _MIN_RATE_S:
-            texts.append(f"{duration((total - done) / rate)} left")
+            texts.append(f"{duration((total - done) / per_s)} left")
         if self._is_terminal:
             self._bar.update(self._task, total=total, completed=done, amount=amount, facts="  ".join(texts))
         else:

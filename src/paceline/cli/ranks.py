@@ -97,15 +97,6 @@ def refuse_too_many(ranks: int, device: str, *, oversubscribe: bool) -> None:
         )
 
 
-def starting_message(ranks: int, device: str) -> str:
-    """Return the line on ranks and hardware to print before imports that take seconds."""
-    from paceline import __version__
-
-    gpus = 0 if device == "cpu" else count_gpus(os.environ)
-    where = count(gpus, "GPU") if gpus else count(usable_cores(), "CPU core")
-    return f"paceline {__version__}: starting {count(ranks, 'rank')} on {where}"
-
-
 def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.0, max_restarts: int = 0) -> int:
     """Run this command as `ranks` processes, with `extra` arguments after the verb; return the exit code.
 

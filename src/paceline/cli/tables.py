@@ -1,11 +1,12 @@
 """Print rows and tables of text, and where a run is."""
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 
 from paceline.core.run_dir import RunDir
 from paceline.data.files import printable
-from paceline.report.document import KeyValueList, Table, TableCell, TableColumn
-from paceline.report.render_terminal import print_blocks
+from paceline.report.document import Brief, KeyValueList, Table, TableCell, TableColumn
+from paceline.report.render_terminal import print_blocks, print_brief
 
 
 def print_table(
@@ -22,6 +23,12 @@ def print_table(
         for index, heading in enumerate(headings)
     ]
     print_blocks(Table(title, columns, [[*map(TableCell, row)] for row in rows], num_names=num_names))
+
+
+def print_outcome(brief: Brief) -> None:
+    """Print a brief; in the C locale in ASCII, although Python writes UTF-8 there (PEP 538)."""
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
+    print_brief(brief, is_ascii=locale in ("C", "POSIX"))
 
 
 def print_run_dir(rundir: RunDir) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from paceline.cli.args import split_recipe_args
 from paceline.cli.options import TrainOptions
-from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, starting_message, typed_command
+from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks, typed_command
+from paceline.cli.start_line import WaitNotes, starting_message
 from paceline.cli.start_time import START_TIME_S
 from paceline.core.console import progress_console
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError, WorldError
@@ -68,7 +69,7 @@ def train(options: TrainOptions) -> int:
             if world.may_be_restarted and not options.resume and _is_from_this_launch(rundir):
                 extra.append("--resume")
             return start_ranks(num_ranks, options.port, extra, grace_s=grace_s, max_restarts=max_restarts)
-        return _train_rank(loaded, world, rundir, resume=options.resume, as_json=as_json)
+        return _train_rank(loaded, world, rundir, options)
     finally:
         if run_dir is None:
             rundir.release()
@@ -122,33 +123,42 @@ def _is_from_this_launch(rundir: RunDir) -> bool:
     return was_started_by(rundir, _launch_id())
 
 
-def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, *, resume: bool, as_json: bool) -> int:
+def _train_rank(loaded: LoadedRecipe, world: World, rundir: RunDir, options: TrainOptions) -> int:
     from paceline.core.interrupts import Interrupts
 
     with Interrupts(announces=world.is_main) as interrupts:  # importing torch takes seconds: handle signals before
-        out = progress_console(as_json=as_json)
-        request = TrainRequest(START_TIME_S, typed_command(world), out, resume)
+        out = progress_console(as_json=options.as_json)
+        request = TrainRequest(START_TIME_S, typed_command(world), out, options.resume, has_notes=not options.as_json)
         result = run_rank(loaded, world, rundir, interrupts, request)
         if world.is_main:
-            show_result(result, rundir, as_json=as_json)
+            show_result(result, rundir, as_json=options.as_json, verbose=options.verbose)
         ignore_stop_signals()  # the result is written: a late signal must not change the exit code
         if result.status == "failed":
             return _exit_unsaved(result, rundir, world)
     return PREEMPTED if result.status == "preempted" else 0
 
 
-def show_result(result: RunResult, rundir: RunDir, *, as_json: bool) -> None:
-    """Print the result of a run and its run directory."""
-    from paceline.cli.tables import print_run_dir
+def show_result(result: RunResult, rundir: RunDir, *, as_json: bool, verbose: bool = False) -> None:
+    """Print the result of a run and its run directory: in a few lines, or in full if `verbose`."""
+    from paceline.cli.tables import print_outcome, print_run_dir
     from paceline.report.read_run import read_run_facts
     from paceline.report.render_terminal import print_page
+    from paceline.report.run_brief import run_brief
     from paceline.report.run_page import build_run_summary
+    from paceline.report.run_summary import ATTRIBUTED
 
     if as_json:
         print(result.model_dump_json(indent=2))
         return
-    print_page(build_run_summary(replace(read_run_facts(rundir), result=result)))
-    print_run_dir(rundir)
+    run = replace(read_run_facts(rundir), result=result)
+    page = build_run_summary(run)
+    if verbose:
+        # The row of the wall clock names what is not attributed.
+        print_page(replace(page, figures=[each for each in page.figures if each.label != ATTRIBUTED]))
+        print_run_dir(rundir)
+    else:
+        print()
+        print_outcome(run_brief(run, page))
 
 
 def _exit_unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
@@ -161,18 +171,31 @@ def _exit_unsaved(result: RunResult, rundir: RunDir, world: World) -> int:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """How a run was started; progress goes to `out`."""
+    """How a run was started; progress goes to `out`, and with `has_notes` what a long start waits for."""
 
     started_s: float
     command: tuple[str, ...]
     out: TextIO
     resume: bool
+    has_notes: bool = True
 
 
 def run_rank(
     loaded: LoadedRecipe, world: World, rundir: RunDir, interrupts: "Interrupts", request: TrainRequest
 ) -> RunResult:
     """Train as this rank, print progress, and write the report; `interrupts` must be active."""
+    with WaitNotes(request.out if world.is_main and request.has_notes else None) as notes:
+        return _run_rank(loaded, world, rundir, interrupts, request, notes)
+
+
+def _run_rank(
+    loaded: LoadedRecipe,
+    world: World,
+    rundir: RunDir,
+    interrupts: "Interrupts",
+    request: TrainRequest,
+    notes: WaitNotes,
+) -> RunResult:
     from paceline.cli.report import try_write_report
     from paceline.cli.train_progress import build_train_progress
     from paceline.parallel.launch import flight_recorder_environ
@@ -186,7 +209,8 @@ def run_rank(
     was_ended = world.is_main and (request.resume or world.may_be_restarted) and read_final_result(rundir) is not None
     was_complete = request.resume and was_ended
     position = ProgressReporter()
-    listeners = [build_train_progress(request.out, position)] if world.is_main else []
+    notes.follow(lambda: position.doing)
+    listeners = [build_train_progress(request.out, position, before_start=notes.close)] if world.is_main else []
     invocation = Invocation(
         request.started_s,
         request.command,

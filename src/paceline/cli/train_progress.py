@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 
 from paceline.core.results import ClassTable, EvalResult
 from paceline.core.stages import DATA_WAIT, EXPOSED
-from paceline.core.units import accuracy, count, duration, number, seconds
+from paceline.core.units import accuracy, count, duration, per_second, seconds
 from paceline.data.files import printable_lines
 from paceline.recipe.plan import Plan
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
@@ -70,9 +70,11 @@ class TrainProgress(LogSink):
         self._record: StepRecord | None = None
         self._plan: Plan | None = None
         self._pace: TimeEstimate | None = None
+        self.before_start: Callable[[], None] = lambda: None
 
     def started(self, plan: Plan, step: int) -> None:
         """Print what the run will do."""
+        self.before_start()
         self._plan = plan
         self._pace = TimeEstimate(plan, step, self._now)
         self.print_line(run_summary(plan, step))
@@ -240,10 +242,17 @@ class _Bar(Progress):
         yield from super().get_renderables()
 
 
-def build_train_progress(out: TextIO, where: GetPosition | None = None) -> LogSink:
-    """Return a live bar for a terminal, else plain lines; `where` returns the position of the run."""
+def build_train_progress(
+    out: TextIO, where: GetPosition | None = None, *, before_start: Callable[[], None] = lambda: None
+) -> LogSink:
+    """Return a live bar for a terminal, else plain lines; `where` returns the position of the run.
+
+    `before_start` is called before the plan is printed.
+    """
     console = Console(file=out, markup=False, emoji=False, highlight=False)
-    return LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
+    progress = LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
+    progress.before_start = before_start
+    return progress
 
 
 def _status_items(plan: Plan, pace: TimeEstimate, record: StepRecord | None) -> list[tuple[str, str]]:
@@ -252,7 +261,7 @@ def _status_items(plan: Plan, pace: TimeEstimate, record: StepRecord | None) -> 
         facts += [("loss", f"loss {record.loss:.4f}"), ("lr", f"lr {record.lr:.4g}")]
     if record is not None or pace.step_s:
         images_per_s = record.images_per_s if record is not None else plan.batch_size / (pace.step_s or math.inf)
-        facts.append(("speed", f"{number(images_per_s)} images/s"))
+        facts.append(("speed", f"{per_second(images_per_s)} images/s"))
     if pace.left_s is not None:
         facts.append(("left", f"{duration(pace.left_s)} left"))
     shares = record.stage_shares if record is not None else {}
@@ -297,16 +306,16 @@ def _eval_text(record: EvalRecord) -> str:
         parts.append(f"batches top1 {accuracy(record.batch_top1)}")
     if record.skipped:
         parts.append(f"{count(record.skipped, 'step')} skipped")
-    parts.append(duration(record.trained_s))
+    parts.append(f"after {duration(record.trained_s)}")
     if record.epoch_s is not None:
         parts.append(f"epoch {seconds(record.epoch_s)}")
     if record.images_per_s is not None:
-        parts.append(f"{number(record.images_per_s)} images/s")
+        parts.append(f"{per_second(record.images_per_s)} images/s")
     return "  ".join(parts)
 
 
 def _accuracy_texts(whose: str, result: EvalResult, classes: ClassTable | None, *, with_top5: bool = True) -> list[str]:
     parts = [f"{whose} top1 {accuracy(result.top1)}"]
     if classes is not None and classes.is_uneven and result.mean_class_accuracy is not None:
-        parts.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
+        parts.append(f"balanced accuracy {accuracy(result.mean_class_accuracy)}")
     return [*parts, *([f"top5 {accuracy(result.top5)}"] if with_top5 else [])]

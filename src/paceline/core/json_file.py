@@ -28,7 +28,7 @@ MeasuredFloat = Annotated[float, PlainSerializer(_json_number, return_type=float
 class ResultModel(BaseModel):
     """Frozen base model of JSON files; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 def parse_json(text: str | bytes) -> Any:

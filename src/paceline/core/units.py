@@ -66,10 +66,27 @@ class Duration:
 
 
 def duration(value_s: float) -> str:
-    """Return `0:07`, `12:30` or `3:05:00`."""
+    """Return `7 s`, `12 min 30 s` or `3 h 05 min`: whole seconds, and whole minutes from an hour."""
     minutes, second = divmod(round(value_s), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    if not minutes:
+        return f"{second} s"
+    return f"{minutes} min {second:02} s" if minutes < 60 else _hours(value_s)
+
+
+def _hours(value_s: float) -> str:
+    hours, minute = divmod(round(value_s / 60), 60)
+    return f"{hours:,} h {minute:02} min"
+
+
+def rough_duration(value_s: float) -> str:
+    """Return a duration with the digits of an estimate: `40 s`, `12 min`, `7.9 h`, `40 days`."""
+    if value_s < 1:
+        return f"{value_s:.2f} s"
+    for limit, unit_s, unit in ((100, 1, "s"), (100 * 60, 60, "min"), (72 * 3600, 3600, "h")):
+        if value_s < limit:
+            value = value_s / unit_s
+            return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
+    return f"{value_s / 86400:,.0f} days"
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -84,8 +101,13 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.{decimals}f}"
 
 
+def per_second(per_s: float) -> str:
+    """Return a rate, such as images/s, as `1,593` or `33.7`: three digits, and none after the point from 1000."""
+    return f"{per_s:,.0f}" if abs(per_s) >= 1000 else number(per_s)
+
+
 def seconds(value_s: float) -> str:
-    """Return `1.70 µs`, `12.3 ms`, `4.70 s`, `1:18 min` or `3:05:00 h`."""
+    """Return `1.70 µs`, `12.3 ms`, `4.70 s`, `39.9 s`, `7 min 21 s` or `1 h 03 min`."""
     if not math.isfinite(value_s) or value_s == 0:
         return f"{number(value_s)} s"
     if abs(value_s) < 1e-3:
@@ -95,7 +117,7 @@ def seconds(value_s: float) -> str:
     if abs(value_s) < 59.95:  # at which one decimal would round to 60.0
         return f"{value_s:.1f} s" if abs(value_s) >= 9.995 else f"{value_s:.2f} s"
     sign = "-" if value_s < 0 else ""
-    return f"{sign}{duration(abs(value_s))} {'min' if round(abs(value_s)) < 3600 else 'h'}"
+    return f"{sign}{duration(abs(value_s))}"
 
 
 def milliseconds(value_s: float) -> str:
@@ -108,6 +130,11 @@ def share(value: float) -> str:
     if 0 < value < 0.0005:
         return "< 0.1 %"
     return f"{100 * value:.1f} %" if math.isfinite(value) else number(value)
+
+
+def percent(value: float) -> str:
+    """Return a share in whole percent, as a rough part of a whole: `33 %`, and below one percent `< 1 %`."""
+    return "< 1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
 
 
 def accuracy(value: float) -> str:

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.results import ParityResult, RungResult
 from paceline.core.results import RunResult, epoch_seconds, starved_note
 from paceline.core.run_dir import RunDir
 from paceline.core.statistics import Interval, mean_interval, product_interval
-from paceline.core.units import count, share
+from paceline.core.units import count, per_second, share
 from paceline.lab.ab_test import (
     PairedRuns,
     collect_results,
@@ -25,7 +25,6 @@ from paceline.lab.ab_test import (
 )
 from paceline.lab.ladder_file import Ladder, Rung
 from paceline.lab.patches import SOURCE_SECTION, build_source_patch, drop_section, merge_patches
-from paceline.lab.prepare_data import DataForm, PreparedData
 from paceline.lab.runner import TrialError, TrialRunner
 from paceline.lab.search_space import MIN_CEILING, Hardware, find_next_candidate, list_candidates, parse_ceiling
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
@@ -33,6 +32,9 @@ from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.source import Lmdb, Pack
+
+if TYPE_CHECKING:
+    from paceline.lab.prepare_data import DataForm, PreparedData
 
 _EXIT_REFUSED: Final = 2
 _EXIT_INTERNAL_ERROR: Final = 1
@@ -91,10 +93,10 @@ class LadderRunner:
     runner: TrialRunner
     hardware: LadderHardware
     repeats: int
-    prepare: Callable[[DataForm], PreparedData]
+    prepare: "Callable[[DataForm], PreparedData]"
     propose: RungProposer
     report: Callable[[str], None]
-    _timed_forms: set[DataForm] = field(default_factory=set, init=False, repr=False)
+    _timed_forms: "set[DataForm]" = field(default_factory=set, init=False, repr=False)
 
     def run(self) -> LadderOutcome:
         """Measure all rungs. Raise `TrialError` if the first fails."""
@@ -387,7 +389,7 @@ def _format_outcome(outcome: TrialOutcome, repeats: int) -> str:
     name = f"{outcome.trial.name}, run {outcome.repeat} of {repeats}{known}"
     if outcome.result is None:
         return f"{name}: failed: {outcome.error}"
-    return f"{name}: {outcome.result.throughput.images_per_s:,.0f} images/s"
+    return f"{name}: {per_second(outcome.result.throughput.images_per_s)} images/s"
 
 
 def propose_rung(recipe: Recipe, state: LadderState) -> Rung | str:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from paceline.core.errors import PacelineError
 from paceline.core.results import RunResult, starved_note
 from paceline.core.run_dir import RunDir
+from paceline.core.units import duration
 from paceline.lab.process import ProcessStarter, extract_error, start_process, terminate_process
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_launch_command, build_train_command
 from paceline.recipe.plan import resolve_batch
@@ -166,7 +167,7 @@ def query_machine(nodes: int, ranks: int, start: ProcessStarter) -> Mapping[str,
         stdout, stderr = process.communicate(timeout=_QUERY_TIMEOUT_S)
         machine: dict[str, Any] = json.loads(stdout or "")
     except subprocess.TimeoutExpired:
-        why = f"no answer in {_QUERY_TIMEOUT_S:.0f} s"
+        why = f"no answer in {duration(_QUERY_TIMEOUT_S)}"
     except ValueError:
         why = extract_error(stderr or "", process.returncode or 0)
     else:
@@ -273,7 +274,7 @@ class TrialRunner:
         try:
             stderr = process.communicate(timeout=self.timeout_s)[1] or ""
         except subprocess.TimeoutExpired:
-            return build_failure(f"was terminated after {self.timeout_s:,.0f} s")
+            return build_failure(f"was terminated after {duration(self.timeout_s or 0.0)}")
         finally:
             terminate_process(process)
         code = process.returncode

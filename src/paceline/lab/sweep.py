@@ -11,7 +11,7 @@ from paceline.core.results import CPU_STARVED, RunResult, starved_note
 from paceline.core.setting_effects import changes_result_only
 from paceline.core.stages import DATA_WAIT
 from paceline.core.statistics import mean_interval
-from paceline.core.units import join_few
+from paceline.core.units import join_few, per_second
 from paceline.lab.repeat import collect_runs
 from paceline.lab.search_space import parse_values
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
@@ -91,7 +91,7 @@ def summarize_sweep(points: Sequence[SweepPoint]) -> tuple[str, str]:
         return best.value, f"{starved[0].upper()}{starved[1:]}: speeds are not those of the recipe (run it again)."
     others = [point.value for point in points if point.is_fastest and point is not best]
     rivals = f"; not distinguishable from it: {join_few(others)}" if others else ""
-    return best.value, f"{best.value} is the fastest, {best.images_per_s.value:,.0f} images/s{rivals}."
+    return best.value, f"{best.value} is the fastest, {per_second(best.images_per_s.value)} images/s{rivals}."
 
 
 def _find_fastest(points: Sequence[SweepPoint]) -> SweepPoint | None:

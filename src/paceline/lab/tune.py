@@ -12,7 +12,7 @@ from paceline.core.experiments.results import TriedResult
 from paceline.core.results import RunResult, starved_note
 from paceline.core.run_dir import write_atomic
 from paceline.core.statistics import Interval, mean_interval, product_interval, ratio_interval
-from paceline.core.units import count
+from paceline.core.units import count, per_second
 from paceline.lab.ab_test import (
     MIN_GAIN,
     ABResult,
@@ -193,7 +193,7 @@ class Search:
 
     def _run_recipe(self) -> RunResult:
         result = self._run_best("recipe", self.steps)
-        self.report(f"{RECIPE_NAME}: {result.throughput.images_per_s:,.0f} images/s")
+        self.report(f"{RECIPE_NAME}: {per_second(result.throughput.images_per_s)} images/s")
         return result
 
     def _run_best(self, name: str, steps: int) -> RunResult:

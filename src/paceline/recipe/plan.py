@@ -5,9 +5,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
 from paceline.recipe.schema import Recipe
@@ -17,6 +16,9 @@ from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.optim import OneCycle, OptimSection, ScheduleSection, Step
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.recipe.schema.train import Ema, Parallel, Train
+
+if TYPE_CHECKING:
+    from paceline.core.dataset import DatasetInfo  # imports numpy, before the first line of a command
 
 DEFAULT_PHOTO_SIZE = 224
 _MIN_STEPS_PER_EPOCH = 8  # of a suggested batch size
@@ -63,7 +65,7 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def derive(cls, recipe: Recipe, world_size: int, train: DatasetInfo, val: DatasetInfo) -> Self:
+    def derive(cls, recipe: Recipe, world_size: int, train: "DatasetInfo", val: "DatasetInfo") -> Self:
         """Derive the plan of `recipe` on `world_size` ranks. Raise `RecipeError` or `DataError` if it does not fit."""
         recipe = resolve_batch(recipe, world_size)
         data, batch_size = recipe.data, recipe.data.global_batch_size
@@ -159,7 +161,7 @@ class Plan:
         return asdict(self)
 
 
-def eval_image_size(data: Data, train: DatasetInfo) -> int:
+def eval_image_size(data: Data, train: "DatasetInfo") -> int:
     """Return the height and width in pixels of evaluated images.
 
     Raise `RecipeError` if no size is set and the data set's images are not square.
@@ -305,7 +307,7 @@ def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, 
     return [f"data.progressive: the run ends at step {total_steps:,}, at {last} of {image_size} pixels"]
 
 
-def _image_size(data: Data, info: DatasetInfo) -> int:
+def _image_size(data: Data, info: "DatasetInfo") -> int:
     if data.image_size != "auto":
         return data.image_size
     if info.image_size is None:
@@ -360,7 +362,7 @@ def _check_keep_every(section: Checkpoint, every: int, keep_every: int) -> None:
         )
 
 
-def _check_statistics(data: Data, info: DatasetInfo) -> None:
+def _check_statistics(data: Data, info: "DatasetInfo") -> None:
     for name, values in (("mean", data.mean), ("std", data.std)):
         if values != "auto" and len(values) != info.channels:
             wanted = count(info.channels, "number")
@@ -369,7 +371,7 @@ def _check_statistics(data: Data, info: DatasetInfo) -> None:
             )
 
 
-def check_effects(data: Data, info: DatasetInfo, smallest: int) -> None:
+def check_effects(data: Data, info: "DatasetInfo", smallest: int) -> None:
     """Raise `RecipeError` for settings without effect on the data set's images.
 
     `smallest` is the height and width in pixels of the smallest training images.

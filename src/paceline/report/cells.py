@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from paceline.core.stages import PAUSES, STAGES, display_name
 from paceline.core.statistics import Interval
-from paceline.core.units import accuracy, milliseconds, number, seconds, share, size
+from paceline.core.units import accuracy, milliseconds, number, per_second, seconds, share, size
 from paceline.report.document import BarSegment, Paragraph, StackedBar, TableCell, TableColumn
 from paceline.report.text import clean_text, finite_or_none, format_time
 
@@ -20,7 +20,7 @@ _PROCESS_PARTS: Final = {
     "useful": "useful",
     "start_up": display_name("start_up"),
     "compile": "compiling",
-    "warmup": "warm-up",
+    "warmup": "measurement warm-up",
     "stages": "steps",
     "rework": "repeated steps",
     "down": "down",
@@ -66,7 +66,7 @@ def number_cell(value: Quantity) -> TableCell:
 
 def rate_cell(value: Quantity) -> TableCell:
     """Return images/s: `1,234`, `1,200 to 1,260`."""
-    return _quantity_cell(value, format_rate)
+    return _quantity_cell(value, per_second)
 
 
 def ratio_cell(value: Quantity) -> TableCell:
@@ -138,12 +138,6 @@ def format_bounds(interval: Interval, format_bound: Callable[[float], str]) -> s
     if interval.low is None or interval.high is None:
         return ""
     return f"{format_bound(interval.low)} to {format_bound(interval.high)}"
-
-
-def format_rate(images_per_s: float) -> str:
-    """Return images/s as text with at least three digits."""
-    # Decimals of a rate above 1000 are noise.
-    return f"{images_per_s:,.0f}" if images_per_s >= 1000 else number(images_per_s)
 
 
 def _format_change(change: float) -> str:

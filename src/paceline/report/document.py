@@ -308,3 +308,28 @@ class ReportPage:
     source: str = "the run directory. Figures are those of result.json, rounded here only"
     health: Sequence[HealthFinding] = ()
     summary: Sequence[Block] = ()
+
+
+@dataclass(frozen=True)
+class BriefRow:
+    """A row of a brief: lines of pieces, which are not broken; `bar` is drawn before the first line.
+
+    The text of a row that `is_command` may be pasted, and is followed by what it does. `is_cut` cuts a line at
+    the end of a terminal's; the first may take two.
+    """
+
+    label: str
+    lines: Sequence[Sequence[str]]
+    bar: Sequence[BarSegment] = ()
+    is_command: bool = False
+    is_cut: bool = False
+
+
+@dataclass(frozen=True)
+class Brief:
+    """The outcome of a verb in a few lines of a terminal: `headline`, with `place` at its end, and rows."""
+
+    headline: Sequence[str]
+    tone: Tone
+    rows: Sequence[BriefRow]
+    place: str = ""

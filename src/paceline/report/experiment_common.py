@@ -20,7 +20,7 @@ from paceline.core.experiments.results import (
 )
 from paceline.core.json_file import ResultModel
 from paceline.core.statistics import Interval
-from paceline.core.units import count
+from paceline.core.units import count, per_second
 from paceline.report import cells
 from paceline.report.document import (
     BarChart,
@@ -259,7 +259,7 @@ def _rate_row(each: RateBar, top: float) -> BarRow:
     value = finite_or_none(each.rate.value) or 0.0
     low, high = finite_or_none(each.rate.low), finite_or_none(each.rate.high)
     bounds = None if low is None or high is None else (max(0.0, low / top), min(1.0, high / top))
-    text = cells.format_rate(each.rate.value)
+    text = per_second(each.rate.value)
     return BarRow(each.name, [BarSegment(each.name, max(0.0, value / top), text, each.colour)], text, bounds)
 
 

@@ -1,18 +1,23 @@
 """Render a report in a terminal: its key figures, bottleneck, findings and summary; charts and images are omitted."""
 
+import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
 from typing import Final
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from paceline.core.units import share
 from paceline.report.document import (
     BarChart,
+    BarSegment,
     Block,
+    Brief,
+    BriefRow,
     ChartRow,
     CodeBlock,
     Command,
@@ -26,6 +31,7 @@ from paceline.report.document import (
     Table,
     TableCell,
     TableColumn,
+    Tone,
 )
 from paceline.report.text import clean_lines
 
@@ -35,6 +41,18 @@ _MAX_WORD_WIDTH: Final = 16
 _MIN_SENTENCE_WIDTH: Final = 28
 _MIN_NAME_WIDTH: Final = 8
 _BAR_WIDTH: Final = 40
+# A brief: the width of labels and of its bar, the marks of tones, and the shades of a bar's parts.
+_MIN_LABEL_WIDTH: Final = 10
+_LABEL: Final = re.compile(r"  [a-z][a-z ]*?(?=  )")
+_PIECE_GAP: Final = "   "
+_BRIEF_BAR_WIDTH: Final = 24
+_MARKS: Final[dict[Tone, str]] = {"good": "✓", "warning": "!", "bad": "✗"}
+_PLAIN_MARKS: Final[dict[Tone, str]] = {"good": "ok:", "warning": "note:", "bad": "failed:"}
+_TONE_STYLES: Final[dict[Tone, str]] = {"good": "bold green", "warning": "bold yellow", "bad": "bold red"}
+_SHADES: Final = "▓░▒█"
+_PLAIN_SHADES: Final = "#-=+"
+_REST: Final = "·"
+_PLAIN_REST: Final = "."
 
 
 def print_page(page: ReportPage) -> None:
@@ -58,6 +76,94 @@ def print_page(page: ReportPage) -> None:
         KeyValueList([finding.row for finding in page.health], "health"),
         *summary,
     )
+
+
+def print_brief(brief: Brief, *, is_ascii: bool = False) -> None:
+    """Print a brief: a headline and aligned rows, wrapped between pieces on a terminal, and plain lines elsewhere.
+
+    `is_ascii`, or an encoding other than UTF, replaces other characters than ASCII.
+    """
+    console = _build_console()
+    is_plain = is_ascii or not console.encoding.lower().startswith("utf")
+    width = console.width if console.is_terminal else 0
+    mark = (_PLAIN_MARKS if is_plain else _MARKS)[brief.tone]
+    separator = " - " if is_plain else " · "
+    what, *more = (_to_ascii(each) if is_plain else each for each in map(clean_lines, brief.headline))
+    first, *rest = _fill([f"{mark} {what}", *more], separator, width, 2)
+    # At the right end of the headline if there is room, else on its own line unless a row names it too.
+    place = _to_ascii(clean_lines(brief.place)) if is_plain else clean_lines(brief.place)
+    if place and not rest and len(first) + 2 + len(place) <= width:
+        first = f"{first:{width - len(place)}}{place}"
+    elif place and not any(brief.place in line[0] for row in brief.rows for line in row.lines):
+        rest.append(f"  {place}")
+    lines = [first, *rest, ""]
+    label_width = max([_MIN_LABEL_WIDTH, *(len(row.label) for row in brief.rows)])
+    for row in brief.rows:
+        lines += _brief_lines(row, label_width, width, is_plain=is_plain)
+    for number, line in enumerate(lines):
+        style = _TONE_STYLES[brief.tone] if number == 0 else ""
+        label = _LABEL.match(line) if number else None
+        text = Text(line)
+        if label:
+            text.stylize("bold", *label.span())
+        elif style:
+            text.stylize(style, 0, len(mark))
+            text.stylize("bold", len(mark))
+        console.print(text, soft_wrap=True)
+
+
+def _brief_lines(row: BriefRow, label_width: int, width: int, *, is_plain: bool) -> Iterator[str]:
+    margin = 2 + label_width + len(_PIECE_GAP)
+    lines = [list(line) for line in row.lines]
+    if row.bar:
+        marks = itertools.cycle(_PLAIN_SHADES if is_plain else _SHADES)
+        rest = _PLAIN_REST if is_plain else _REST
+        keyed = [(rest if each is row.bar[-1] else next(marks), each) for each in row.bar]
+        texts = [f"{mark} {text}" for (mark, _), text in zip(keyed, lines[0], strict=True)]
+        drawn = "".join(mark * length for (mark, _), length in zip(keyed, _bar_lengths(row.bar), strict=True))
+        lines = [[drawn, *texts]]
+    command_width = max((len(line[0]) for line in lines), default=0) if row.is_command else 0
+    label = row.label
+    for number, line in enumerate(lines):
+        pieces = [_to_ascii(piece) if is_plain else piece for piece in map(clean_lines, line)]
+        if row.is_command:
+            text = f"{pieces[0]:{command_width}}   {pieces[1]}" if len(pieces) > 1 else pieces[0]
+            # A command is never broken or cut; what it does is left out if it does not fit.
+            filled = [text if not width or margin + len(text) <= width else pieces[0]]
+        elif row.is_cut and width:
+            filled = textwrap.wrap(
+                pieces[0], width - margin, max_lines=1 if number else 2, placeholder=" ..." if is_plain else " …"
+            )
+        else:
+            filled = list(_fill(pieces, _PIECE_GAP, width - margin if width else 0, 0))
+        for text in filled:
+            yield f"  {label:{label_width}}{_PIECE_GAP}{text}".rstrip()
+            label = ""
+
+
+def _fill(pieces: Sequence[str], separator: str, width: int, indent: int) -> Iterator[str]:
+    """Yield lines of whole pieces, at most `width` characters long where pieces allow it; 0 is one line."""
+    line = ""
+    for piece in pieces:
+        if not width or len(line) + len(separator) + len(piece) <= width:
+            line = f"{line}{separator}{piece}" if line.strip() else f"{line}{piece}"
+            continue
+        if line.strip():
+            yield line
+        # A piece that is longer than a line is broken between words.
+        *full, line = textwrap.wrap(piece, width, initial_indent=" " * indent, subsequent_indent=" " * indent)
+        yield from full
+    yield line
+
+
+def _bar_lengths(parts: Sequence[BarSegment]) -> list[int]:
+    """Return the cells of each part of a bar; rounded at the ends, so that they sum to the whole."""
+    ends = [round(_BRIEF_BAR_WIDTH * sum(each.share for each in parts[: index + 1])) for index in range(len(parts))]
+    return [end - start for start, end in itertools.pairwise([0, *ends])]
+
+
+def _to_ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("ascii")
 
 
 def print_blocks(*blocks: Block) -> None:
@@ -139,7 +245,9 @@ def _print_table(console: Console, table: Table) -> None:
     columns = [table.columns[index] for index in used]
     layouts = []
     # Break headings, put notes below values and break names only if that saves a table.
-    for name_width, between, breaks_headings in product((_MAX_WORD_WIDTH, _MIN_NAME_WIDTH), (" ", "\n"), (False, True)):
+    for name_width, between, breaks_headings in itertools.product(
+        (_MAX_WORD_WIDTH, _MIN_NAME_WIDTH), (" ", "\n"), (False, True)
+    ):
         texts = [[_cell_text(row[index], between) for index in used] for row in rows]
         headings, widths = [], []
         for column, cells in zip(columns, zip(*texts, strict=True) if texts else [()] * len(columns), strict=True):

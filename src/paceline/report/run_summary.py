@@ -15,11 +15,12 @@ from paceline.core.results import (
     worst_classes,
 )
 from paceline.core.run_dir import RunDir, checkpoint_name
-from paceline.core.units import accuracy, count, seconds, share, size
+from paceline.core.units import accuracy, count, per_second, seconds, share, size
 from paceline.report import cells
 from paceline.report.document import KeyFigure, TableCell
 from paceline.report.text import clean_text
 
+ATTRIBUTED: Final = "attributed"
 _NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
 _NUM_WORST_CLASSES: Final = 3
 # CPU share of other processes from which it is named for a run that was not starved: speed-ups of a few percent would
@@ -42,9 +43,9 @@ def evaluation_figures(report: EvalReport) -> Iterator[KeyFigure]:
 def _describe_evaluation(result: EvalResult) -> str:
     parts = [f"top-5 {accuracy(result.top5)}", f"loss {result.loss:,.4f}"]
     if result.mean_class_accuracy is not None and abs(result.mean_class_accuracy - result.top1) >= 5e-5:
-        parts.append(f"mean of classes {accuracy(result.mean_class_accuracy)}")
+        parts.append(f"balanced accuracy {accuracy(result.mean_class_accuracy)}")
     if result.ece is not None:
-        parts.append(f"calibration error {result.ece:.4f}")
+        parts.append(f"ECE {result.ece:.4f}")
     return ", ".join([*parts, count(result.images, "image")])
 
 
@@ -68,8 +69,8 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
         yield from [raw, *averaged, *_best_figure(result, result.ema or result.eval, rundir), *others[len(averaged) :]]
     rates = result.throughput
     if rates.n:
-        low, high = map(cells.format_rate, rates.spread)
-        without = f"without {seconds(rates.excluded_s)} of warm-up and pauses"
+        low, high = map(per_second, rates.spread)
+        without = f"without {seconds(rates.excluded_s)} of measurement warm-up and pauses"
         note = f"{low} to {high} over {count(rates.n, 'window')}, {without}"
         yield KeyFigure("images/s", cells.rate_cell(rates.images_per_s), note)
     else:
@@ -85,7 +86,7 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
     yield KeyFigure("wall clock", cells.seconds_cell(times.wall_s), ", ".join(parts))
     if result.account is not None:
         residual = f"{seconds(abs(result.account.residual_s))} of the wall clock are not attributed"
-        yield KeyFigure("attributed", cells.share_cell(result.account.explained), residual)
+        yield KeyFigure(ATTRIBUTED, cells.share_cell(result.account.explained), residual)
 
 
 def _best_figure(result: RunResult, last: EvalResult, rundir: Path) -> Iterator[KeyFigure]:
@@ -140,8 +141,11 @@ def training_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
 
 
 def reliability_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
-    """Yield goodput, checkpoints and the CPU time of other programs, as far as they were measured."""
-    if result.goodput is not None and result.goodput.wall_s:
+    """Yield goodput, checkpoints and the CPU time of other programs, as far as they were measured.
+
+    The goodput of a run that was never restarted says no more than its wall clock.
+    """
+    if result.goodput is not None and result.goodput.wall_s and result.goodput.starts > 1:
         yield "goodput", TableCell(describe_goodput(result.goodput), result.goodput.share)
     if result.checkpoints is not None and (result.checkpoints.saved or result.checkpoints.failed):
         yield "checkpoints", TableCell(describe_checkpoints(result.checkpoints), result.checkpoints.saved)
@@ -165,7 +169,7 @@ def goodput_parts(goodput: GoodputResult) -> dict[str, float]:
 
 
 def describe_goodput(goodput: GoodputResult) -> str:
-    """Return `97.1 % of 12:30 min over 2 starts; start-up 4.10 s`, with the losses that matter."""
+    """Return `97.1 % of 12 min 30 s over 2 starts; start-up 4.10 s`, with the losses that matter."""
     losses = {key: each_s for key, each_s in goodput_parts(goodput).items() if key != "useful"}
     over = f" over {count(goodput.starts, 'start')}" if goodput.starts > 1 else ""
     whole = f"{share(goodput.share)} of {seconds(goodput.wall_s)}{over}"
@@ -173,10 +177,10 @@ def describe_goodput(goodput: GoodputResult) -> str:
 
 
 def describe_checkpoints(saving: CheckpointResult) -> str:
-    """Return `12 saved, 307 MB each: training stood still for 30 ms, on disk after 500 ms (614 MB/s); 1 failed`."""
+    """Return `12 saved, 307 MB each: paused training for 30 ms, written in 500 ms (614 MB/s); 1 failed`."""
     text = f"{saving.saved:,} saved"
     if saving.saved:
         speed = f" ({size(saving.bytes / saving.write_s)}/s)" if saving.write_s else ""
-        stall = f"training stood still for {seconds(saving.stall_s)}, on disk after {seconds(saving.write_s)}{speed}"
+        stall = f"paused training for {seconds(saving.stall_s)}, written in {seconds(saving.write_s)}{speed}"
         text += f", {size(saving.bytes)} each: {stall}"
     return f"{text}; {saving.failed:,} failed" if saving.failed else text

@@ -13,7 +13,7 @@ from paceline.core.results import (
     StragglerResult,
 )
 from paceline.core.stages import DATA_WAIT, EXPOSED, STAGES
-from paceline.core.units import count, flops, milliseconds, number, seconds, share, size
+from paceline.core.units import count, flops, milliseconds, number, per_second, seconds, share, size
 from paceline.report import cells
 from paceline.report.document import (
     Block,
@@ -39,7 +39,7 @@ _COST_LABELS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "flops_per_image": ("FLOPs per image, forward and backward", flops),
     "achieved_flops_per_s": ("achieved", lambda value: f"{flops(value)}/s"),
     "peak_flops_per_s": ("peak", lambda value: f"{flops(value)}/s"),
-    "roofline_images_per_s": ("ceiling of the roofline", lambda value: f"{number(value)} images/s"),
+    "roofline_images_per_s": ("ceiling of the roofline", lambda value: f"{per_second(value)} images/s"),
 }
 _SHARE_LABELS: Final = {"mfu": "share of the peak (MFU)", "roofline_share": "share of the roofline"}
 

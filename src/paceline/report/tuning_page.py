@@ -6,7 +6,7 @@ from typing import Final
 
 from paceline.core.experiments.results import SweepPoint, SweepResult, TuneResult
 from paceline.core.statistics import Interval
-from paceline.core.units import count
+from paceline.core.units import count, per_second
 from paceline.report import cells
 from paceline.report.document import (
     Block,
@@ -140,7 +140,7 @@ def _tuning_figures(result: TuneResult) -> list[KeyFigure]:
     if result.gain is not None:
         gain = cells.ratio_cell(result.gain.value)
         figures.append(KeyFigure("as fast as the recipe was", gain, describe_bounds(result.gain)))
-    note = f"the recipe as it was: {cells.format_rate(result.first.value)}"
+    note = f"the recipe as it was: {per_second(result.first.value)}"
     figures.append(KeyFigure("images/s", cells.rate_cell(result.best.value), note))
     note = f"{count(result.grid, 'setting')} in the space that was searched"
     figures.append(KeyFigure("runs", cells.count_cell(result.trials), note))

@@ -17,10 +17,14 @@ from paceline.training.preemption import Deadline
 
 @dataclass
 class ProgressReporter:
-    """Report the step and stage of this rank, and a counter within a stage, to any thread."""
+    """Report the step and stage of this rank, and a counter within a stage, to any thread.
+
+    `doing` says what the start of the run does.
+    """
 
     read_progress: ReadProgress = progress_at_start
     batches: int = 0
+    doing: str = "connecting the ranks"
 
     def on_wait(self) -> None:
         """Count as progress that this rank waits for another."""

@@ -91,6 +91,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         if world.is_main:
             require_sinks(recipe.log)
         read = partial(read_run_data, recipe)
+        progress.doing = "reading the dataset"
         with open_context(recipe, store, read, world.world_size, progress.on_wait) as context:
             context = context.with_notes(small_batch_warning(requested.data, world.world_size, context.device.type))
             context = context.with_notes(*check_trained_model(recipe.model, recipe.train, context.plan, context.device))
@@ -102,6 +103,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
 
 def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunResult:
     """Train from the checkpoint `start_from`, or from the first step, and write the outputs of the run."""
+    process.progress.doing = "building the model"
     context, prepared = prepare_model(context, process.store, start_from)
     training_state, state, world = prepared.training_state, prepared.state, context.world
     model, strategy, precision = training_state.model, training_state.strategy, training_state.precision

@@ -23,8 +23,8 @@ def test_a_line_every_ten_seconds_has_speed_and_time_left(clock, capsys):
             progress(done, 1000, "3 bad")
     assert progress.elapsed_s == 22.5
     assert capsys.readouterr().err.splitlines() == [
-        "120/1,000 images  3 bad  10 images/s  1:28 left",
-        "225/1,000 images  3 bad  10 images/s  1:18 left",
+        "120/1,000 images  3 bad  10 images/s  1 min 28 s left",
+        "225/1,000 images  3 bad  10 images/s  1 min 18 s left",
     ]
 
 
@@ -33,7 +33,7 @@ def test_bytes_have_byte_units(clock, capsys):
     with DataProgress("bytes", now=now) as progress:
         time_s[0] = 110.0
         progress(10**9, 3 * 10**9)
-    assert capsys.readouterr().err == "1 GB of 3 GB  100 MB/s  0:20 left\n"
+    assert capsys.readouterr().err == "1 GB of 3 GB  100 MB/s  20 s left\n"
 
 
 def test_a_bar_shows_the_same(clock):
@@ -43,7 +43,7 @@ def test_a_bar_shows_the_same(clock):
         time_s[0] = 102.0
         progress(20, 100)
         assert progress.elapsed_s == 2.0
-    assert "20/100 images" in out.getvalue() and "10 images/s  0:08 left" in out.getvalue()
+    assert "20/100 images" in out.getvalue() and "10 images/s  8 s left" in out.getvalue()
 
 
 def test_no_time_left_is_printed_before_the_rate_is_reliable(clock):

@@ -193,7 +193,7 @@ def test_a_terminal_gets_tables(a_run: RunDir, finished, capsys, monkeypatch: py
     doctor(DoctorOptions(args=[str(a_run.path)], mtbf="2h"))
     printed = capsys.readouterr().out
     for words in (
-        "this machine", "shared memory", "500.0 ms, the 99th percentile 1000.0 ms", "2 in 85 s: one in 42 s",
+        "this machine", "shared memory", "500 ms, the 99th percentile 1,000 ms", "2 in 85 s: one in 42 s",
         "30.0 s from a failure to the first new step", "30 s of training since the newest checkpoint",
         "307 MB each", "every 76 s, 151 steps: loses 1.53%", "you save every 1.7 min", "a kill loses up to 1.8 min",
     ):  # fmt: skip

@@ -2,9 +2,9 @@
 
 import pytest
 
-from paceline.cli.doctor import SavingCosts, advise_interval, approximate_time
+from paceline.cli.doctor import SavingCosts, advise_interval
 from paceline.core.goodput import daly_interval, efficiency
-from paceline.core.units import Duration
+from paceline.core.units import Duration, rough_duration
 
 SPOT = SavingCosts(stall_s=0.4, write_s=5.0, restart_s=120.0, step_s=0.25, every_s=600.0, slow_s=1.0)
 HOUR = 3600.0
@@ -65,4 +65,4 @@ def test_saves_are_never_advised_closer_than_a_write_takes() -> None:
     [(0.25, "0.25 s"), (7.14, "7.1 s"), (99.7, "100 s"), (750, "12 min"), (28_440, "7.9 h"), (4e6, "46 days")],
 )
 def test_estimates_have_two_digits(seconds: float, text: str) -> None:
-    assert approximate_time(seconds) == text
+    assert rough_duration(seconds) == text

@@ -138,7 +138,7 @@ def test_the_seconds_of_an_epoch_are_printed(capsys, tmp_path, monkeypatch):
     rungs = [rung.model_copy(update={"epoch_s": 78.5} if rung.step_s else {}) for rung in RESULT.rungs]
     show_experiment(RESULT.model_copy(update={"rungs": tuple(rungs)}), ExperimentDir(tmp_path), as_json=False)
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "images/s per epoch over below" in out and "base 100 (99 to 101) 1:18 min" in out
+    assert "images/s per epoch over below" in out and "base 100 (99 to 101) 1 min 18 s" in out
 
 
 def test_the_time_of_the_counted_steps_is_in_the_result():

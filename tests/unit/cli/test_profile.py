@@ -324,7 +324,7 @@ def test_the_nsight_command_captures_the_range_and_lets_the_run_end(
     rundir = RunDir(tmp_path / "run")
     outcomes.append(TrialOutcome(Trial("base"), 1, rundir, result()))
     monkeypatch.setattr("paceline.lab.profile.compute_efficiency", lambda *args: {})
-    monkeypatch.setattr(verb, "try_write_report", lambda rundir: None)
+    monkeypatch.setattr("paceline.cli.report.try_write_report", lambda rundir: None)
     assert run_verb(tmp_path, *(["measure.nvtx=ops"] if marks == "ops" else []), nvtx=marks == "on", as_json=False) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("nsys"))
     words = shlex.split(line)

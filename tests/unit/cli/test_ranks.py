@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paceline.cli import ranks
+from paceline.cli import ranks, start_line
 from paceline.core.errors import WorldError
 from paceline.core.world import World
 from paceline.parallel.launch import LaunchResult
@@ -126,8 +126,9 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     """Return a function that makes this a machine with so many cores and GPUs."""
 
     def be(cores: int, gpus: int = 0) -> None:
-        monkeypatch.setattr(ranks, "usable_cores", lambda: cores)
-        monkeypatch.setattr(ranks, "count_gpus", lambda environ: gpus)
+        for module in (ranks, start_line):
+            monkeypatch.setattr(module, "usable_cores", lambda: cores)
+            monkeypatch.setattr(module, "count_gpus", lambda environ: gpus)
 
     return be
 
@@ -164,7 +165,7 @@ def test_ranks_of_a_launcher_cannot_be_overridden(machine) -> None:
 def test_the_first_line_names_ranks_and_hardware(machine) -> None:
     machine(2)
     version = importlib.import_module("paceline").__version__
-    assert ranks.starting_message(1, "auto") == f"paceline {version}: starting 1 rank on 2 CPU cores"
+    assert start_line.starting_message(1, "auto") == f"paceline {version}: starting 1 rank on 2 CPU cores"
     machine(64, gpus=4)
-    assert ranks.starting_message(4, "auto").endswith(": starting 4 ranks on 4 GPUs")
-    assert ranks.starting_message(4, "cpu").endswith(": starting 4 ranks on 64 CPU cores")
+    assert start_line.starting_message(4, "auto").endswith(": starting 4 ranks on 4 GPUs")
+    assert start_line.starting_message(4, "cpu").endswith(": starting 4 ranks on 64 CPU cores")

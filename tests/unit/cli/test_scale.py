@@ -351,7 +351,7 @@ def test_only_the_smallest_number_of_ranks_is_as_efficient_as_itself(capsys, tmp
 
 def test_the_time_of_an_epoch_is_printed(capsys, tmp_path: Path) -> None:
     printed = shown(capsys, tmp_path, "weak", point(1, 100, step_s=0.128, epoch_s=78.5, steps_s=0.64))
-    assert "images/s per epoch" in printed and "1 128 100 1:18 min" in printed
+    assert "images/s per epoch" in printed and "1 128 100 1 min 18 s" in printed
     assert "per epoch" not in shown(capsys, tmp_path, "weak", point(1, 100))  # results of before it was recorded
 
 

@@ -61,8 +61,9 @@ def test_plain_lines_are_the_plan_progress_and_evaluations() -> None:
         "learning rate 0.05 at 64, not scaled, 2 epochs of warm-up",
         "note: train: 3 files left out",
         "note: val: 3 files left out",
-        "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  3:00 left",
-        "epoch  1/10  step  10/100  val top1 90.00 %  top5 100.00 %  loss 0.5000  0:13  epoch 12.0 s  53.3 images/s",
+        "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  3 min 00 s left",
+        "epoch  1/10  step  10/100  val top1 90.00 %  top5 100.00 %  loss 0.5000  "
+        "after 13 s  epoch 12.0 s  53.3 images/s",
     ]
 
 
@@ -85,9 +86,8 @@ def test_ema_training_images_and_skipped_steps_are_printed_if_any() -> None:
     sink.started(PLAN, 0)
     report = EvalReport(val=judged(0.9), ema=judged(0.925), train=judged(0.99))
     sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, report, skipped=2))
-    printed = (
-        "val top1 90.00 %  top5 100.00 %  loss 0.5000  ema top1 92.50 %  train top1 99.00 %  2 steps skipped  0:13"
-    )
+    printed = "val top1 90.00 %  top5 100.00 %  loss 0.5000  ema top1 92.50 %  train top1 99.00 %"
+    printed += "  2 steps skipped  after 13 s"
     assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {printed}"
 
 
@@ -99,8 +99,8 @@ def test_the_class_mean_is_printed_for_imbalanced_classes(images, expected) -> N
     classes = ClassTable((ClassCount("a", images, images), ClassCount("b", 10, 2), ClassCount("c", 0, 0)))
     val, ema = (judged(top1).model_copy(update={"mean_class_accuracy": 0.6}) for top1 in (0.9, 0.925))
     sink.evaluated(EvalRecord(10, 1.0, 640, 13.0, EvalReport(val=val, ema=ema, classes=classes)))
-    mean = "  mean of classes 60.00 %" if expected else ""
-    printed = f"val top1 90.00 %{mean}  top5 100.00 %  loss 0.5000  ema top1 92.50 %{mean}  0:13"
+    mean = "  balanced accuracy 60.00 %" if expected else ""
+    printed = f"val top1 90.00 %{mean}  top5 100.00 %  loss 0.5000  ema top1 92.50 %{mean}  after 13 s"
     assert out.getvalue().splitlines()[-1] == f"epoch  1/10  step  10/100  {printed}"
 
 
@@ -122,8 +122,8 @@ def test_plain_lines_have_the_time_left_from_the_second_step() -> None:
         sink.report_if_due(step)
     sink.close()
     assert out.getvalue().splitlines()[4:] == [
-        "epoch 0.2/10  step   2/100  1.71 images/s  1:01:15 left",
-        "epoch 0.3/10  step   3/100  0.853 images/s  2:01:15 left",
+        "epoch 0.2/10  step   2/100  1.71 images/s  1 h 01 min left",
+        "epoch 0.3/10  step   3/100  0.853 images/s  2 h 01 min left",
     ]
 
 
@@ -152,7 +152,9 @@ def test_the_bar_moves_at_every_step_and_shows_the_stage() -> None:
     at[0], clock.now_s = (1, "forward"), 101.0
     assert "step 1/100" in shown() and "left" not in shown()
     at[0], clock.now_s = (2, "forward"), 111.0
-    assert "step 2/100" in shown() and "6.40 images/s" in shown() and "16:20 left" in shown() and " 20%" in shown()
+    assert (
+        "step 2/100" in shown() and "6.40 images/s" in shown() and "16 min 20 s left" in shown() and " 20%" in shown()
+    )
     at[0] = (10, "evaluate, 4")
     assert "step 10/100" in shown() and "100%" in shown() and "evaluating" in shown()
     at[0] = (11, "forward")
@@ -227,4 +229,4 @@ def test_a_file_gets_plain_lines() -> None:
 
 
 def test_durations_read_as_a_clock_does() -> None:
-    assert [duration(seconds) for seconds in (0.4, 7, 750, 11_100)] == ["0:00", "0:07", "12:30", "3:05:00"]
+    assert [duration(seconds) for seconds in (0.4, 7, 750, 11_100)] == ["0 s", "7 s", "12 min 30 s", "3 h 05 min"]

@@ -112,11 +112,26 @@ def test_a_number_has_three_digits_or_all_before_its_point(value, text):
 @pytest.mark.parametrize(
     "value, text",
     [(0.0, "0 s"), (1.7e-6, "1.70 µs"), (0.0312, "31.2 ms"), (4.699, "4.70 s"), (41.2, "41.2 s"), (59.94, "59.9 s"),
-     (59.96, "1:00 min"), (3599.7, "1:00:00 h"),
-     (77.6, "1:18 min"), (11_100.0, "3:05:00 h"), (-1.7, "-1.70 s"), (-90.0, "-1:30 min"), (math.inf, "inf s")],
+     (59.96, "1 min 00 s"), (3599.7, "1 h 00 min"),
+     (77.6, "1 min 18 s"), (441.0, "7 min 21 s"),
+     (11_100.0, "3 h 05 min"), (-1.7, "-1.70 s"), (-90.0, "-1 min 30 s"), (math.inf, "inf s")],
 )  # fmt: skip
 def test_seconds_are_formatted_in_the_unit_that_fits(value, text):
     assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(0.0, "0 s"), (4.7, "5 s"), (59.7, "1 min 00 s"), (65.0, "1 min 05 s"), (3599.7, "1 h 00 min"),
+     (3780.0, "1 h 03 min"), (363_600.0, "101 h 00 min")],
+)  # fmt: skip
+def test_a_duration_on_a_clock_has_whole_seconds(value, text):
+    assert units.duration(value) == text
+
+
+@pytest.mark.parametrize("value, text", [(0.0, "0"), (33.71, "33.7"), (999.6, "999.6"), (1593.4, "1,593")])
+def test_a_rate_has_three_digits_and_no_noise(value, text):
+    assert units.per_second(value) == (text if value != 999.6 else "1,000")
 
 
 @pytest.mark.parametrize("value, text", [(0.0, "0.0 %"), (0.0001, "< 0.1 %"), (0.9934, "99.3 %"), (1.0, "100.0 %")])

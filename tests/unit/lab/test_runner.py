@@ -240,7 +240,7 @@ def test_a_run_that_takes_too_long_is_ended_and_has_failed(tmp_path: Path) -> No
         return started[-1]
 
     outcome = runner_in(tmp_path, start, timeout_s=90.0).run(Trial("a"), 1)
-    assert (outcome.result, outcome.error) == (None, "was terminated after 90 s")
+    assert (outcome.result, outcome.error) == (None, "was terminated after 1 min 30 s")
     assert "terminate" in started[0].calls
 
 
@@ -306,7 +306,7 @@ def test_a_machine_that_does_not_report_what_it_is_is_no_failure_of_the_trial(tm
 
     runner = runner_in(tmp_path, start, reuse_policy=ReusePolicy(tmp_path / "replaced", print))
     runner.run(Trial("a"), 1)
-    with pytest.raises(TrialError, match="cannot describe its machine: no answer in 600 s") as caught:
+    with pytest.raises(TrialError, match="cannot describe its machine: no answer in 10 min 00 s") as caught:
         runner.run(Trial("a"), 1)
     assert caught.value.exit_code == 2 and runner.find_existing(Trial("a"), 1) is not None
 

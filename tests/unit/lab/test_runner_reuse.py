@@ -168,7 +168,7 @@ def test_gpus_are_no_part_of_what_runs_on_the_cpu_have_in_common() -> None:
     ("node", "why"),
     [
         (Node(complaint="srun: error: no such node\n", code=1), "srun: error: no such node"),
-        (Node(is_slow=True), "no answer in 600 s"),
+        (Node(is_slow=True), "no answer in 10 min 00 s"),
     ],
 )
 def test_what_does_not_report_where_it_is_is_an_error(node: Node, why: str) -> None:

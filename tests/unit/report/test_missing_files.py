@@ -24,7 +24,7 @@ NOTES = {
     "classes.csv": "What it gets wrong",
     "confusion.csv": "There is no confusion matrix",
     "calibration.csv": "What it gets wrong",
-    "attempts.jsonl": "training stood still",
+    "attempts.jsonl": "paused training for",
     "warnings.jsonl": "Reliability",
     "bad_images.jsonl": "Reliability",
     "telemetry.node0.jsonl": "The machine was not recorded: the run ended before the first sample",

@@ -89,7 +89,7 @@ def test_the_numbers_on_the_page_are_those_of_the_result(rundir, page):
         "2,391 to 2,843 over 461 windows",
         "top-5 99.71 %, loss 0.2472",
         "the mean of 4,682 measured steps",
-        "target reached after 4:11 min",
+        "target reached after 4 min 11 s",
         "4.78 ms per step, 10.1 % of it",
         "4,692 batches of 300,288 images",
     ):

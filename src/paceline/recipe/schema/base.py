@@ -1,8 +1,12 @@
 """Building blocks of the schema: sections, durations such as `90ep`, variants chosen by name, import paths."""
 
+import ast
+import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, NoReturn, get_args
 
 from pydantic import (
@@ -29,13 +33,37 @@ Switch = Literal["on", "off"]
 class Section(BaseModel):
     """A frozen section of a recipe. Unknown keys are errors; the docstring of a field is its documentation."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
+    # Not `use_attribute_docstrings`, which reads every source file at import: half of the time to the first line.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Return the JSON schema, with the docstrings of fields as their descriptions."""
+        built = handler(schema)
+        properties = handler.resolve_ref_schema(built)["properties"]
+        for name, text in field_docs(cls).items():
+            if handler.resolve_ref_schema(properties[name]).get("description") != text:
+                properties[name]["description"] = text
+        return built
 
     def is_set(self, field: str) -> bool:
         """Return whether `field` differs from its default."""
         return bool(getattr(self, field) != type(self).model_fields[field].default)
+
+
+def field_docs(section: type[Section]) -> dict[str, str]:
+    """Return the docstring of each field that has one, read from the source."""
+    docs = {}
+    for base in reversed(section.__mro__):
+        if base is Section or not issubclass(base, Section):
+            continue
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in pairwise(definition.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as doc)):
+                    docs[name] = inspect.cleandoc(doc)
+    return docs
 
 
 def refuse(path: str, message: str) -> NoReturn:

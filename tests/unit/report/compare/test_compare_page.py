@@ -134,7 +134,7 @@ def test_markdown_has_the_sentence_the_tables_and_the_notes(made, page_of, tmp_p
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(64, status="unfinished"))]
     text = render_markdown(page_of(*paths))
     assert "Batch 64 reaches 80 % in 1 times the time of batch 128" in text
-    assert "| 1: batch 128 | 1 of 1 | 2:40 min | 8 | 1.00x | 1.00x | 1.00x |" in text
+    assert "| 1: batch 128 | 1 of 1 | 2 min 40 s | 8 | 1.00x | 1.00x | 1.00x |" in text
     assert "| data.batch_size | 128 | 64 |" in text
     assert "b was not finished" in text and "GPU-hours" in text
 

@@ -63,7 +63,7 @@ def test_a_requested_target_is_used_at_any_level(bests):
 
 def test_an_untrained_first_group_does_not_reach_the_target(bests):
     found = bests(0.1, 0.8)
-    assert found.sentences[0] == "lr 2.0 reaches 80 % (after 2:40 min), which lr 1.0 does not reach."
+    assert found.sentences[0] == "lr 2.0 reaches 80 % (after 2 min 40 s), which lr 1.0 does not reach."
 
 
 def test_guesses_of_five_are_right_five_times_as_often(made, tmp_path):

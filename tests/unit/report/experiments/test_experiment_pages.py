@@ -300,7 +300,7 @@ def test_a_batch_with_the_same_rate_by_all_rules_starts_every_line(made, text_of
 
 def test_an_unbounded_interval_is_text_only(made, text_of):
     page = text_of(made.prediction())
-    assert "1:33 min or more" in page and "inf" not in visible_text(page).replace("info", "")
+    assert "1 min 33 s or more" in page and "inf" not in visible_text(page).replace("info", "")
     drawn = re.findall(r'class="bounds line-0" d="([^"]*)"', page)
     assert [bars.count("M") for bars in drawn] == [3] * 3  # of four numbers of ranks, as time, speed-up, efficiency
 
@@ -326,7 +326,7 @@ def test_measurements_are_drawn_beside_predictions_and_the_ideal(made, tmp_path)
     assert by_title["Speed-up"]["ideal"] == {ranks: ranks for ranks in (1, 2, 4, 8, 64, 512, 4096)}
     assert {chart.title: chart.rule for chart in drawn.charts}["Efficiency"] == (100.0, "ideal")
     assert [row[0].text for row in table.rows] == ["1", "2", "4", "8", "64", "512", "4,096"]
-    assert [row[3].note for row in table.rows][:4] == ["measured"] * 3 + ["1:00:20 h to 1:17:06 h"]
+    assert [row[3].note for row in table.rows][:4] == ["measured"] * 3 + ["1 h 00 min to 1 h 17 min"]
 
 
 def test_an_older_prediction_without_speed_up_is_still_a_page(made, text_of):
@@ -338,7 +338,7 @@ def test_a_prediction_from_a_run_has_no_points(made, text_of):
     result = update(made.prediction(), basis="run", points=(), network="ndr, 50 GB/s", notes=())
     page = visible_text(text_of(result))
     assert "Collective times follow ndr, 50 GB/s." in page
-    assert "1:33 min or more is likely" in page and "95 %" not in page
+    assert "1 min 33 s or more is likely" in page and "95 %" not in page
 
 
 def test_a_search_without_gain_reports_it(made, text_of):
