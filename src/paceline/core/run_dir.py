@@ -187,6 +187,8 @@ class RunDir:
     """TensorBoard's event files."""
     attempts = _Inside("attempts.jsonl")
     """JSON lines at the start and end of each process of rank 0."""
+    pauses = _Inside("pauses.jsonl")
+    """JSON lines, one per evaluation and checkpoint, with its wall-clock time."""
     warnings = _Inside("warnings.jsonl")
     """JSON lines, one per warning."""
     bad_images = _Inside("bad_images.jsonl")

@@ -169,7 +169,7 @@ class BarRow:
 
 @dataclass(frozen=True)
 class BarChart:
-    """A bar chart; `legend` pairs a name with a CSS class.
+    """A bar chart; `legend` pairs a name with a CSS class, and `scale` labels start, middle and end of the bars.
 
     Markdown omits it if `has_table`: a table repeats it.
     """
@@ -179,6 +179,7 @@ class BarChart:
     legend: Sequence[tuple[str, str]] = ()
     note: str = ""
     has_table: bool = False
+    scale: Sequence[str] = ()
     kind: ClassVar[str] = "bars"
 
 

@@ -29,6 +29,7 @@ MAX_RECORDS = 2_000_000
 MAX_NODES: Final = 16
 _MAX_LINE_BYTES = 1 << 20  # a longer line is not a record of ours, and could exhaust memory
 _MAX_EVALS = 20_000
+_MAX_PAUSES = 20_000
 _MAX_STEPS = 20_000
 _MAX_SAMPLES_PER_NODE = 2500
 _MAX_SAMPLES = 10_000
@@ -87,6 +88,7 @@ class RunData:
     warnings: FirstRecords = FirstRecords()
     bad_images: FirstRecords = FirstRecords()
     attempts: FirstRecords = FirstRecords()
+    pauses: FirstRecords = FirstRecords()
     problems: tuple[str, ...] = ()
 
     @property
@@ -284,6 +286,7 @@ def read_run(rundir: RunDir) -> RunData:
         dataset=reader.read_object(rundir.dataset),
         inputs=inputs,
         input_images=tuple(_read_images(reader, rundir.inputs, inputs.get("images"))),
+        pauses=_read_first(reader.read_records(rundir.pauses), _MAX_PAUSES),
         bad_images=_read_first(reader.read_records(rundir.bad_images), 100),
     )
     return replace(run, problems=tuple(reader.problems))

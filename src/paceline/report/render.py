@@ -235,6 +235,8 @@ def run_to_data(run: RunData) -> dict[str, Any]:
             "warnings": _records_data(run.warnings),
             "bad_images": _records_data(run.bad_images),
             "attempts": _records_data(run.attempts),
+            "pauses": _records_data(run.pauses),
+            "inputs": run.inputs or None,
             "problems": run.problems,
         }
     )

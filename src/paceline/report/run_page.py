@@ -34,6 +34,7 @@ from paceline.report.time_sections import (
     stage_table,
     time_section,
 )
+from paceline.report.timeline_sections import timeline_section
 
 _STATUS_TONES: Final[dict[str, Tone]] = {
     "completed": "good",
@@ -50,6 +51,7 @@ def build_run_page(run: RunData) -> ReportPage:
         learning_section(run),
         time_section(run),
         profile_section(run),
+        timeline_section(run),
         telemetry_section(run),
         mistakes_section(run),
         input_section(run),

@@ -18,7 +18,6 @@ from paceline.report.document import (
     Paragraph,
     Table,
     TableCell,
-    TableColumn,
 )
 from paceline.report.read_run import MAX_NODES, FirstRecords, NodeSeries, RunData
 from paceline.report.run_summary import goodput_parts, reliability_rows
@@ -161,8 +160,6 @@ def reliability_section(run: RunData) -> PageSection | None:
         blocks.append(cells.time_bar(title, goodput_parts(goodput), goodput.wall_s, note=note))
     if result is not None:
         blocks.append(KeyValueList([*reliability_rows(result)]))
-    if run.attempts.rows:
-        blocks.append(_attempt_table(run.attempts))
     blocks += _warning_tables(run.warnings)
     return PageSection("upkeep", "Reliability", [*blocks, *_bad_image_tables(run.bad_images)])
 
@@ -179,41 +176,8 @@ def _has_trouble(run: RunData) -> bool:
     return has_failed_save or has_ended_early or bool(result.skipped_steps or result.bad_images)
 
 
-def _attempt_table(events: FirstRecords) -> Table:
-    rows: list[list[TableCell]] = []
-    for each in events.rows:
-        if each.get("event") == "start":
-            rows.append([*_start_cells(each), TableCell(""), TableCell(""), TableCell("no end recorded")])
-        # An end without a start, as in a truncated file, is skipped.
-        elif rows:
-            rows[-1][-3:] = [
-                _time_cell(each, "ended_s"),
-                _count_cell(each, "step"),
-                cells.text_cell(str(each.get("how", "")).replace("_", " ")),
-            ]
-    titles = ("started", "ranks", "start-up", "from step", "ended", "at step", "how")
-    columns = [TableColumn(each, is_number=each not in ("started", "ended", "how")) for each in titles]
-    return Table("Processes", columns, rows, _NUM_OPEN_ATTEMPTS, f"all {len(rows):,}")
-
-
-def _start_cells(record: dict[str, Any]) -> list[TableCell]:
-    startup_s = finite_or_none(record.get("startup_s"))
-    startup = TableCell("") if startup_s is None else cells.seconds_cell(startup_s)
-    return [
-        _time_cell(record, "started_s"),
-        _count_cell(record, "world_size"),
-        startup,
-        _count_cell(record, "from_step"),
-    ]
-
-
 def _time_cell(record: dict[str, Any], key: str) -> TableCell:
     return cells.time_cell(finite_or_none(record.get(key)))
-
-
-def _count_cell(record: dict[str, Any], key: str) -> TableCell:
-    value = finite_or_none(record.get(key))
-    return TableCell("") if value is None else cells.count_cell(value)
 
 
 def _warning_tables(records: FirstRecords) -> list[Block]:

@@ -23,6 +23,7 @@ from paceline.training.lr_schedule import LrSchedule
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.nonfinite import GradientProbe, NonFiniteGuard, SavedBuffers, StepValues
 from paceline.training.optim.build import set_lr
+from paceline.training.pause_log import LogPause
 from paceline.training.precision import Precision
 from paceline.training.saver import CheckpointSaver
 from paceline.training.state import StepInterval, TrainState
@@ -166,6 +167,7 @@ class Trainer:
     schedule: LrSchedule
     loader: Loader
     record_inputs: Callable[[Batch], None]
+    log_pause: LogPause
     evaluate_model: ModelEvaluator
     save_state: CheckpointSaver
     coordinator: StepCoordinator
@@ -211,7 +213,7 @@ class Trainer:
         self.coordinator.flush()
         reached: Status = "target_reached" if self.has_reached_target(state) else "completed"
         status: Status = "preempted" if interrupted else reached
-        with self.clock.paused("checkpoint"):
+        with self.clock.paused("checkpoint"), self.log_pause("checkpoint", state.step):
             return self.save_state.finish(state, status)
 
     def train_step(self, batch: Batch, state: TrainState) -> Tensor:
@@ -234,7 +236,7 @@ class Trainer:
 
     def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
         """Save a checkpoint; `final` marks the final one of this process."""
-        with self.clock.paused("checkpoint"):
+        with self.clock.paused("checkpoint"), self.log_pause("checkpoint", state.step):
             self.guard.sync()  # a non-finite step must end the run before its weights are saved
             self.coordinator.flush()
             with self.logger.paused():  # only now: the queued steps have finished
@@ -243,7 +245,7 @@ class Trainer:
 
     def evaluate(self, state: TrainState) -> bool:
         """Evaluate, and update the schedule; return False if the run is preempted meanwhile."""
-        with self.clock.paused("evaluate"):
+        with self.clock.paused("evaluate"), self.log_pause("evaluate", state.step):
             self.guard.sync()
             self.coordinator.flush()  # no communication may be pending while loader workers are forked
             with self.logger.paused():

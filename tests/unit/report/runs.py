@@ -61,6 +61,7 @@ def write_run(folder: Path, shape: Shape = Shape(), **changes: Any) -> RunDir:
     write_lines(rundir.steps, [step(index, shape.steps, draw) for index in range(1, shape.steps + 1)])
     write_lines(rundir.evals, [evaluation(index, shape.evals) for index in range(1, shape.evals + 1)])
     write_lines(rundir.attempts, ATTEMPTS)
+    write_lines(rundir.pauses, PAUSE_ROWS)
     write_lines(rundir.warnings, [{"unix_s": BEGIN_S + 40, "message": f"data: class {EVIL} has one image only"}])
     bad = {"split": "train", "index": 812, "path": "/data/cifar/x|y`<b>.png", "reason": "is empty (0 bytes)"}
     rundir.add_bad_image(bad)
@@ -233,6 +234,11 @@ ATTEMPTS = [
      "world_size": 2, "host": "node07", "pid": 97, "launch": ""},
     {"event": "end", "number": 2, "ended_s": BEGIN_S + 266, "step": 4692, "trained_s": 226.0, "how": "target_reached"},
 ]  # fmt: skip
+PAUSE_ROWS = [
+    {"name": "evaluate", "step": 391, "unix_s": BEGIN_S + 20, "pause_s": 2.8},
+    {"name": "checkpoint", "step": 391, "unix_s": BEGIN_S + 23, "pause_s": 0.03},
+    {"name": EVIL, "step": 391, "unix_s": BEGIN_S + 23, "pause_s": 9.0},
+]
 PROFILE = {
     "schema_version": 1,
     "base": {"images_per_s": 2713.4481, "spread": [2391.1, 2842.9], "n": 3},
