@@ -43,7 +43,20 @@ _NAMES = re.compile(
     r'<pre.*?</pre>|<code>(?P<code>[^<]+)</code>|(?P<opened><span class="[^"]*doc-object-name[^"]*">)(?P<name>[^<]+)',
     re.DOTALL,
 )
-_SEARCH_BOOSTS = {"help": 4, "how-to": 3, "tutorial": 2, "explanation": 2, "project": 0.5}
+_SEARCH_BOOSTS = {
+    "help": 3,
+    "how-to": 3,
+    "tutorial": 2,
+    "explanation": 2,
+    "project": 0.5,
+    "promises.md": 0.2,
+    "measured.md": 0.2,
+    "limits.md": 1,
+    "coming-from": 1,
+    "reference": 1,
+    "reference/python": 0.5,
+}
+"""How much a hit of the search counts on a page, by the page's folder or first folder."""
 _SHORT = 24
 """Letters of code that fit into a line of a phone, and are kept in one line."""
 
@@ -96,7 +109,7 @@ def _search_settings(uri: str) -> dict[str, Any]:
     folder = uri.partition("/")[0]
     if folder == "adr" or uri == "project/changelog.md":
         return {"exclude": True}
-    return {"boost": _SEARCH_BOOSTS.get(folder, 1)}
+    return {"boost": _SEARCH_BOOSTS.get(posixpath.dirname(uri), _SEARCH_BOOSTS.get(folder, 1))}
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:

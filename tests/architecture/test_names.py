@@ -1,13 +1,13 @@
 """Names are the field's words: no identifier holds a word that a PyTorch engineer would have to look up.
 
-`docs/project/glossary.md` has the words to use instead.
+`docs/project/names.md` has the words to use instead.
 """
 
 import ast
 import re
 from collections.abc import Iterator
 
-# Everyday words that stood for a technical term, and terms that were ours alone. The glossary says what replaced each.
+# Everyday words that stood for a technical term, and terms that were ours alone. `names.md` says what replaced each.
 BANNED = frozenset(
     """
     told tell tells telling said say says asked asks ask words here there aside whatever somebody nobody alike unlike

@@ -1,13 +1,18 @@
-"""A home directory for readers of the documentation, built once: images, weights, completed runs, and a shell."""
+"""What readers of the documentation have, made once: a home with images, weights and runs, a shell, and the site."""
 
 import os
 import pickle
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +53,8 @@ def Mixer(num_classes, in_channels, width=8):
 POINTS = "ranks,nodes,rank_batch,images,time_s\n1,1,128,353.2,1\n2,1,128,637.4,1\n4,1,128,1207.5,1\n"
 """Points as `paceline scale` writes them, with images per second."""
 TIMES = "ranks,nodes,rank_batch,images,time_s\n4,1,128,1281167,1180\n8,2,128,1281167,601\n16,4,128,1281167,310\n"
+BUILD_S = 20
+"""Seconds that a build of the site may take, so that it stays acceptable."""
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = f"""\
 from pathlib import Path
@@ -174,6 +181,39 @@ def filled(home: Path) -> Callable[[str], str]:
         return line
 
     return fill
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """Return the folder of the site, built once, as by `make docs`."""
+    for package in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(package, reason=f"{package} is not installed (pip install 'paceline[docs]')")
+    folder = tmp_path_factory.mktemp("site")
+    # Not with --quiet, which would not count warnings; each warning is an error.
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
+    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # a notice of the theme about the next version of MkDocs
+    completed = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=10 * BUILD_S)
+    assert completed.returncode == 0, completed.stderr
+    assert "WARNING" not in completed.stderr, completed.stderr
+    return folder
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A file server without log messages."""
+
+    def log_message(self, *words: object) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    """Return the address of a local server of the site."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+    thread.join(timeout=10)
 
 
 def write_images(root: Path, draws: np.random.Generator) -> None:

@@ -1,20 +1,13 @@
 """The site builds without warnings, has the content of the Markdown files, and is displayed without other hosts."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
-import threading
-from functools import partial
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 20  # seconds of a build, so that it stays acceptable
 DESKTOP, PHONE = 1280, 390
 KINDS = (  # a page of each kind, and those with the widest tables and the longest words
     "index.html",
@@ -33,21 +26,6 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
     "project/readme.html",
     "project/contributing.html",
 )
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Return the folder of the site, built once, as by `make docs`."""
-    for package in ("mkdocs", "material", "mkdocstrings"):
-        pytest.importorskip(package, reason=f"{package} is not installed (pip install 'paceline[docs]')")
-    folder = tmp_path_factory.mktemp("site")
-    # Not with --quiet, which would not count warnings; each warning is an error.
-    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
-    environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # a notice of the theme about the next version of MkDocs
-    completed = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=10 * LIMIT_S)
-    assert completed.returncode == 0, completed.stderr
-    assert "WARNING" not in completed.stderr, completed.stderr
-    return folder
 
 
 class Outline(HTMLParser):
@@ -194,24 +172,6 @@ def test_a_list_may_follow_a_paragraph(pages):
     assert pages.with_lists_apart("a\n- b\n- c\n  d\n- e") == "a\n\n- b\n- c\n  d\n- e"
     assert pages.with_lists_apart("- a\n\n  b\n- c") == "- a\n\n  b\n\n- c"
     assert pages.with_lists_apart("```\na\n- b\n```\nc") == "```\na\n- b\n```\nc"
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    """A file server without log messages."""
-
-    def log_message(self, *words):
-        """Log nothing."""
-
-
-@pytest.fixture(scope="module")
-def address(site):
-    """Return the address of a local server of the site."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-    thread.join(timeout=10)
 
 
 def test_pages_scroll_only_vertically_and_contact_no_other_host(opened, address):

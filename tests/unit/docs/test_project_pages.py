@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "src/paceline"
 TOUR = (ROOT / "docs/project/tour.md").read_text(encoding="utf-8")
-GLOSSARY = (ROOT / "docs/project/glossary.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "docs/help/glossary.md").read_text(encoding="utf-8")
 
 
 def rows(text: str) -> list[list[str]]:
