@@ -1,5 +1,6 @@
 """Lay out charts and confusion matrices as SVG geometry; the templates draw it."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,10 @@ from paceline.report.series import Point, downsample_points, split_at_gaps
 from paceline.report.text import clean_text
 
 # All lengths are in SVG units, which are CSS pixels at the natural size.
-WIDTH, HEIGHT = 440.0, 236.0
+WIDTH, HEIGHT = 440.0, 240.0
 MAX_LINES = 32
 # Margins above and below, widths of a letter and of a bold one, height of a label.
-_TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 34.0, 6.9, 8.2, 13.0
+_TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 38.0, 7.2, 8.6, 14.0
 _MAX_TOTAL_POINTS = 2000  # over all lines of a chart
 NUM_LINE_STYLES = 4  # colours that page.css distinguishes
 _MAX_LABEL_CHARS = 14
@@ -168,6 +169,8 @@ class ChartGeometry:
     rule: TextMark | None
     legend: tuple[tuple[str, str], ...]
     summary: str
+    best: TextMark | None
+    script_data: str
 
 
 def layout_chart(chart: Chart) -> ChartGeometry:
@@ -218,7 +221,30 @@ def layout_chart(chart: Chart) -> ChartGeometry:
         TextMark(left, at((x_axis.low, chart.rule[0]))[1], chart.rule[1]) if chart.rule else None,
         _build_legend(lines, styles),
         _describe_chart(chart, lines),
+        TextMark(*at(chart.best[0]), chart.best[1]) if chart.best else None,
+        _script_data(chart, lines, x_axis, (left, right, bottom)),
     )
+
+
+def _script_data(chart: Chart, lines: Sequence[ChartLine], x_axis: Axis, edges: tuple[float, float, float]) -> str:
+    """Return what page.js needs to read values off the chart, as JSON."""
+    left, right, bottom = (round(each, 1) for each in edges)
+    data = {
+        "left": left,
+        "right": right,
+        "top": _TOP,
+        "bottom": bottom,
+        "x": [x_axis.low, x_axis.high],
+        "logX": chart.log_x,
+        "lines": [{"name": clean_text(line.name), "points": [*map(_shorten, line.points)]} for line in lines],
+    }
+    if chart.x_units:
+        data["units"] = {name: [*map(_shorten, points)] for name, points in chart.x_units.items()}
+    return json.dumps(data, separators=(",", ":"))
+
+
+def _shorten(point: Point) -> Point:
+    return float(f"{point[0]:.5g}"), float(f"{point[1]:.5g}")
 
 
 def _line_styles(lines: Sequence[ChartLine]) -> tuple[list[str], list[str]]:
@@ -359,6 +385,15 @@ def _describe_chart(chart: Chart, lines: Sequence[ChartLine]) -> str:
         for line in lines[:NUM_LINE_STYLES]
     )
     return f"{chart.title} ({chart.y_label}) over {chart.x_label}: {'; '.join(ranges)}"
+
+
+def spark_points(points: Sequence[Point]) -> str:
+    """Return the points of a sparkline 100 wide and 24 high, as SVG; "" for fewer than two points."""
+    if len(points) < 2:
+        return ""
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    width, height = (max(xs) - min(xs)) or 1.0, (max(ys) - min(ys)) or 1.0
+    return " ".join(f"{100 * (x - min(xs)) / width:.1f},{22 - 20 * (y - min(ys)) / height:.1f}" for x, y in points)
 
 
 @dataclass(frozen=True)

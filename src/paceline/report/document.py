@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from paceline.report.series import Point
 
 # CSS class of a status or a finding.
 Tone = Literal["good", "warning", "bad"]
+Severity = Literal["error", "warning", "note"]
+_TONES: Final[dict[Severity, Tone]] = {"error": "bad", "warning": "warning", "note": "good"}
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,9 @@ class ChartLine:
 class Chart:
     """Lines over a common x axis.
 
-    The y axis includes `low` and `high` unless None. `rule` is a horizontal reference line: its y and its name.
-    Values on a log axis must be above 0.
+    The y axis includes `low` and `high` unless None. `rule` is a horizontal reference line: its y and its name. `best`
+    marks a point with its text. `x_units` are other units of x by name, each as points (x, value in that unit) in order
+    of x. Values on a log axis must be above 0.
     """
 
     title: str
@@ -124,6 +127,8 @@ class Chart:
     rule: tuple[float, str] | None = None
     log_x: bool = False
     log_y: bool = False
+    best: tuple[Point, str] | None = None
+    x_units: Mapping[str, Sequence[Point]] = field(default_factory=dict)
     kind: ClassVar[str] = "chart"
 
 
@@ -266,7 +271,7 @@ class HealthFinding:
     """A problem in what the model learned, and a remedy."""
 
     title: str
-    severity: Literal["error", "warning", "note"]
+    severity: Severity
     evidence: str
     advice: str
 
@@ -278,18 +283,50 @@ class HealthFinding:
     @property
     def tone(self) -> Tone:
         """Return the tone of the severity."""
-        match self.severity:
-            case "error":
-                return "bad"
-            case "warning":
-                return "warning"
-            case "note":
-                return "good"
+        return _TONES[self.severity]
+
+
+@dataclass(frozen=True)
+class PageFinding:
+    """A finding on `area`, with its evidence, advice, a command to run and the name of a page of the documentation."""
+
+    title: str
+    severity: Severity
+    area: Literal["health", "speed", "reliability"]
+    evidence: str
+    advice: str = ""
+    command: str = ""
+    guide: str = ""
+
+    @property
+    def tone(self) -> Tone:
+        """Return the tone of the severity."""
+        return _TONES[self.severity]
+
+    @property
+    def icon(self) -> str:
+        """Return a character that shows the severity without colour."""
+        return {"error": "✕", "warning": "▲", "note": "●"}[self.severity]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A key figure at the top of a page, above a sparkline of `points` or a bar of `parts`."""
+
+    label: str
+    cell: TableCell
+    note: str = ""
+    points: Sequence[Point] = ()
+    parts: Sequence[BarSegment] = ()
 
 
 @dataclass(frozen=True)
 class ReportPage:
     """A report; `about` names its kind, `source` the origin of its figures.
+
+    `heading` is the title of the browser's tab, and `chips` are settings that differ from the recipe. `tiles` and
+    `findings` are drawn in place of `figures`, `health`, `verdict` and `notices`, which a terminal prints; `passed`
+    names the checks without a finding.
 
     `summary` holds the blocks that a terminal shows below the key figures, most of them blocks of `sections` too. A
     `KeyValueList` without title that comes first goes on with the key figures.
@@ -309,6 +346,11 @@ class ReportPage:
     source: str = "the run directory. Figures are those of result.json, rounded here only"
     health: Sequence[HealthFinding] = ()
     summary: Sequence[Block] = ()
+    heading: str = ""
+    chips: Sequence[str] = ()
+    tiles: Sequence[Tile] = ()
+    findings: Sequence[PageFinding] = ()
+    passed: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

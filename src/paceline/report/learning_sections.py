@@ -1,10 +1,11 @@
 """Report section on learning: accuracy, loss, learning rate and throughput."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 from paceline.core.units import accuracy, number
 from paceline.report import cells
-from paceline.report.cells import TimeUnit, choose_time_unit
+from paceline.report.cells import choose_time_unit
 from paceline.report.document import (
     Block,
     Chart,
@@ -17,7 +18,7 @@ from paceline.report.document import (
     TableColumn,
 )
 from paceline.report.read_run import RunData
-from paceline.report.series import Series, downsample
+from paceline.report.series import Point, Series, downsample
 from paceline.report.text import clean_text, finite_or_none
 
 # Lines of an evaluated metric by the prefix of its key.
@@ -41,12 +42,15 @@ _EVALUATION_COLUMNS: Final = {
     "images_per_s": "images/s",
 }
 _MAX_EVAL_ROWS = 500
+_NUM_UNIT_POINTS: Final = 40  # with which one axis is drawn in the unit of another
 
 
 def learning_section(run: RunData) -> PageSection:
     """Return the curves and the table of evaluations."""
     evals, steps = downsample(run.evals), run.steps
     charts = [*_accuracy_charts(evals, steps), *_loss_charts(evals, steps), *_lr_charts(run), *_throughput_charts(run)]
+    units = _x_units(evals, steps)
+    charts = [replace(each, x_units=units) if each.x_label == "epoch" else each for each in charts]
     blocks: list[Block] = [ChartRow(charts)] if charts else []
     blocks += [Paragraph(text) for text in _explain_loss_order(run, evals)]
     if not steps.num_records:
@@ -62,6 +66,19 @@ def learning_section(run: RunData) -> PageSection:
             cells.missing_paragraph("Nothing was evaluated: train.eval_every is off, or the run ended before that.")
         )
     return PageSection("learning", "Accuracy and loss", blocks)
+
+
+def _x_units(evals: Series, steps: Series) -> dict[str, list[Point]]:
+    """Return the steps and the seconds of training at some epochs; nothing if too few were recorded."""
+    rows = [row for row in downsample([*steps.points, *evals.points], _NUM_UNIT_POINTS).points if "epoch" in row]
+    units = {}
+    longest_s = max((row["trained_s"] for row in rows if "trained_s" in row), default=0.0)
+    clock = choose_time_unit(longest_s)
+    for name, key, scale in (("step", "step", 1.0), (f"time, {clock.unit}", "trained_s", clock.seconds)):
+        points = sorted({(row["epoch"], row[key] / scale) for row in rows if key in row})
+        if points and points[-1][0] > 0:
+            units[name] = [(0.0, 0.0), *points]
+    return units
 
 
 def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
@@ -100,7 +117,10 @@ def _accuracy_charts(evals: Series, steps: Series) -> list[Chart]:
     extent = evals.extents["ema_top1" if evals.has_key("ema_top1") else "top1"] if evals.has_key("top1") else None
     note = f"last {accuracy(extent.last)}, best {accuracy(extent.highest)}" if extent else ""
     x_key = _x_key(evals if evals.num_records else steps)
-    return [Chart("Top-1 accuracy", x_key, "%", lines, low=None, note=note)] if lines else []
+    evaluated = evals.xy_points(x_key, "ema_top1" if evals.has_key("ema_top1") else "top1")
+    best = max(evaluated, key=lambda point: point[1], default=None)
+    mark = ((best[0], 100 * best[1]), "best") if best is not None and len(evaluated) > 1 else None
+    return [Chart("Top-1 accuracy", x_key, "%", lines, low=None, note=note, best=mark)] if lines else []
 
 
 def _loss_charts(evals: Series, steps: Series) -> list[Chart]:
@@ -158,14 +178,17 @@ def _steps_done(run: RunData) -> float:
 
 def _throughput_charts(run: RunData) -> list[Chart]:
     steps = run.steps
-    if not (steps.has_key("images_per_s") and steps.has_key("trained_s")):
+    x_key = _x_key(steps)
+    points = steps.xy_points(x_key, "images_per_s")
+    if len(points) < 2:
         return []
-    clock: TimeUnit = choose_time_unit(steps.extents["trained_s"].highest)
-    line = ChartLine("throughput", [(clock.convert(x), y) for x, y in steps.xy_points("trained_s", "images_per_s")])
-    rates = run.result.throughput if run.result is not None and run.result.throughput.n else None
-    rule = (rates.images_per_s, f"steady {number(rates.images_per_s)}") if rates else None
     note = f"mean of the log {number(steps.extents['images_per_s'].mean)}"
-    return [Chart("Throughput", f"trained, {clock.unit}", "images/s", [line], note=note, rule=rule)]
+    rates = run.result.throughput if run.result is not None and run.result.throughput.n else None
+    if rates is None:
+        return [Chart("Throughput", x_key, "images/s", [ChartLine("throughput", points)], note=note)]
+    note = f"dotted: {number(rates.images_per_s)}, the mean of the measured windows"
+    rule = (rates.images_per_s, "")
+    return [Chart("Throughput", x_key, "images/s", [ChartLine("throughput", points)], note=note, rule=rule)]
 
 
 def _evaluation_table(run: RunData) -> Table:

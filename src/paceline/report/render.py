@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.core.results import ClassCount
 from paceline.core.units import number, share
-from paceline.report.charts import MAX_MATRIX_CLASSES, layout_chart, layout_heat_map
+from paceline.report.charts import MAX_MATRIX_CLASSES, layout_chart, layout_heat_map, spark_points
 from paceline.report.document import (
     BarChart,
     BarRow,
@@ -47,11 +47,14 @@ class LiveVersion:
 
 
 def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
-    """Return a page as one self-contained HTML file; with `live` a script replaces it when its version changes."""
+    """Return a page as one self-contained HTML file; with `live` a second script replaces it when its version changes.
+
+    The scripts are allowed by their hashes; nothing is fetched from elsewhere.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
     from markupsafe import Markup
 
-    scripts = [_read_template("follow.js")] if live else []
+    scripts = [_read_template("page.js"), *([_read_template("follow.js")] if live else [])]
     environment = Environment(
         loader=PackageLoader("paceline.report"),
         autoescape=True,  # names in a run directory are untrusted
@@ -59,7 +62,7 @@ def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"plot": layout_chart, "grid": layout_heat_map}
+    environment.filters |= {"plot": layout_chart, "grid": layout_heat_map, "spark": spark_points}
     return environment.get_template("page.html.j2").render(
         page=page,
         live=live,

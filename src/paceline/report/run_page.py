@@ -23,8 +23,9 @@ from paceline.report.document import (
 from paceline.report.input_sections import input_section
 from paceline.report.learning_sections import learning_section
 from paceline.report.mistake_sections import mistakes_section
+from paceline.report.overview import build_findings, build_tiles, page_heading, passed_checks
 from paceline.report.read_run import RunData
-from paceline.report.reproduce_sections import reproduce_section
+from paceline.report.reproduce_sections import override_chips, reproduce_section
 from paceline.report.run_summary import reliability_rows, result_figures, training_rows, worst_classes_rows
 from paceline.report.system_sections import reliability_section, telemetry_section
 from paceline.report.text import clean_text, finite_or_none, format_time
@@ -49,16 +50,25 @@ def build_run_page(run: RunData) -> ReportPage:
     # `profile_section` returns None for a run that was not profiled.
     sections = [
         learning_section(run),
+        mistakes_section(run),
+        input_section(run),
         time_section(run),
         profile_section(run),
         timeline_section(run),
         telemetry_section(run),
-        mistakes_section(run),
-        input_section(run),
         reliability_section(run),
         reproduce_section(run),
     ]
-    return replace(build_run_summary(run), sections=[section for section in sections if section is not None])
+    page = build_run_summary(run)
+    return replace(
+        page,
+        sections=[section for section in sections if section is not None],
+        heading=page_heading(run),
+        chips=override_chips(run),
+        tiles=build_tiles(run),
+        findings=build_findings(run, page.health, page.verdict),
+        passed=passed_checks(run, page.health),
+    )
 
 
 def build_run_summary(run: RunData) -> ReportPage:
