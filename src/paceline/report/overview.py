@@ -130,9 +130,8 @@ def _speed_findings(bottleneck: BottleneckSummary | None) -> Iterator[PageFindin
     severity: Severity = "note" if bottleneck.bottleneck in _EXPECTED_BOTTLENECKS else "warning"
     evidence = " ".join(filter(None, (bottleneck.evidence, bottleneck.ceiling)))
     advice = f"To try: {bottleneck.advice}" if bottleneck.advice else ""
-    yield PageFinding(
-        bottleneck.bottleneck, severity, "speed", evidence, advice, bottleneck.command, "explanation/verdict"
-    )
+    title = f"Bottleneck: {bottleneck.bottleneck}"
+    yield PageFinding(title, severity, "speed", evidence, advice, bottleneck.command, "explanation/verdict")
 
 
 def _reliability_findings(run: RunData) -> Iterator[PageFinding]:

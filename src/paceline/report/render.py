@@ -22,6 +22,7 @@ from paceline.report.document import (
     Gallery,
     HeatMap,
     KeyValueList,
+    PageFinding,
     Paragraph,
     ReportPage,
     StackedBar,
@@ -91,14 +92,16 @@ def render_markdown(page: ReportPage) -> str:
     lines += [f"- could not be read: {escape_markdown(problem)}" for problem in page.problems]
     rows = [[figure.label, figure.cell.text, figure.note] for figure in page.figures]
     lines += ["", *_table_lines(["figure", "value", "note"], rows)]
-    if page.health:
+    if page.findings:
+        lines += ["", "## Findings", "", *_finding_lines(page.findings)]
+    elif page.health:
         lines += ["", "## Health", ""]
         lines += [
             f"- **{escape_markdown(each.title)}** ({each.severity}): "
             f"{escape_markdown(f'{each.evidence} {each.advice}')}"
             for each in page.health
         ]
-    if page.verdict is not None:
+    if page.verdict is not None and not page.findings:
         bottleneck = page.verdict
         lines += ["", f"## Bottleneck: {escape_markdown(bottleneck.bottleneck)}", ""]
         lines += [escape_markdown(" ".join(filter(None, (bottleneck.evidence, bottleneck.ceiling, bottleneck.advice))))]
@@ -109,6 +112,14 @@ def render_markdown(page: ReportPage) -> str:
             if not (isinstance(block, BarChart) and block.has_table):
                 lines += ["", *_render_block(block)]
     return "\n".join([*lines, "", f"Written by paceline {page.paceline}.", ""])
+
+
+def _finding_lines(findings: Iterable[PageFinding]) -> Iterator[str]:
+    for each in findings:
+        text = " ".join(filter(None, (each.evidence, each.advice)))
+        yield f"- **{escape_markdown(each.title)}** ({each.area}, {each.severity}): {escape_markdown(text)}"
+        if each.command:
+            yield from ["", *_fence_code(each.command, "sh"), ""]
 
 
 def escape_markdown(text: str) -> str:

@@ -148,7 +148,7 @@ def test_a_very_long_interval_does_not_flatten_the_points():
 def test_an_interval_that_reaches_zero_is_drawn_a_decade_down_on_a_logarithmic_axis():
     line = ChartLine("measured", [(1, 10.0), (2, 20.0)], has_markers=True, bounds={(1, 10.0): (-5.0, 25.0)})
     found = layout_chart(Chart("Speed", "ranks", "images/s", [line], low=None, log_x=True, log_y=True)).curves[0]
-    assert found.bars[0].low == pytest.approx(HEIGHT - 34)  # a tick, 1, which is where the axis stands
+    assert found.bars[0].low == pytest.approx(HEIGHT - 38)  # a tick, 1, which is where the axis stands
     assert found.dots[0].text == "ranks 1: measured 10 (-5 to 25)"
 
 

@@ -25,17 +25,17 @@ def collapsed(rundir, names=("cat", "dog")) -> None:
 def test_the_findings_of_a_result_come_before_the_bottleneck_as_text(runs, tmp_path):
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, health=[FINDING])
     page = write_report(rundir).read_text()
-    assert page.index('id="health"') < page.index('id="bottleneck"')
+    assert page.index("one class predicted") < page.index("Bottleneck:")
     assert "one class predicted" in page and "&lt;b&gt;bag" in page and "<b>bag" not in page
     markdown = render_report(rundir, "md")
-    assert "- **one class predicted** (error): 9 of 10 images" in markdown and "<b>bag" not in markdown
+    assert "- **one class predicted** (health, error): 9 of 10 images" in markdown and "<b>bag" not in markdown
     assert json.loads(render_report(rundir, "json"))["result"]["health"] == [FINDING]
 
 
-def test_a_run_in_which_nothing_was_found_has_no_health_section(runs, tmp_path):
+def test_a_run_in_which_nothing_was_found_has_no_health_finding(runs, tmp_path):
     rundir = runs.write_run(tmp_path / "run", runs.SMALL, health=[])
     collapsed(rundir)  # the result has the last word
-    assert 'id="health"' not in write_report(rundir).read_text() and "## Health" not in render_report(rundir, "md")
+    assert "health, " not in write_report(rundir).read_text() and "(health" not in render_report(rundir, "md")
 
 
 @pytest.mark.parametrize("has_result", [False, True])
@@ -52,9 +52,9 @@ def test_tables_that_contradict_themselves_are_not_used(runs, tmp_path):
     for rows in ([["a", "-5", "3"], ["b", "3", "3"]], [["a", "900", "0"], ["b", "0", "1"]]):
         collapsed(rundir, ("a", "b"))
         rundir.confusion.write_text("\n".join(",".join(row) for row in [["true\\predicted", "a", "b"], *rows]) + "\n")
-        assert "one class predicted" not in write_report(rundir).read_text()
+        assert "one class predicted</h3>" not in write_report(rundir).read_text()
     rundir.classes.write_text("class,images,correct,accuracy\na,3,7,2.3\nb,5,0,0\n")
-    assert 'id="health"' not in write_report(rundir).read_text()
+    assert "health, " not in write_report(rundir).read_text()
 
 
 RECIPE = "# recipe 0\ntrain:\n  label_smoothing: {}\n  class_weights: off\ndata:\n  augment: {}\n"

@@ -27,7 +27,13 @@ def outside_of_code(text):
 
 def test_markdown_has_the_figures_and_the_sections(markdown):
     assert markdown.startswith("# digits\n")
-    for text in ("95.00 %", "2,713", "## Bottleneck: input-bound", "## Where the time went", "| data wait | 41.2 s |"):
+    for text in (
+        "95.00 %",
+        "2,713",
+        "**Bottleneck: input-bound** (speed, warning)",
+        "## Where the time went",
+        "| data wait | 41.2 s |",
+    ):
         assert text in markdown
     assert re.search(r"(?m)^```sh\npaceline profile \S*digits data.workers=6\n```$", markdown)
 

@@ -51,8 +51,8 @@ def test_a_report_of_an_experiment_is_written_into_its_folder(result, made, tmp_
     assert "cpu-20261121-101500" in folder.report.read_text()
 
 
-def test_no_page_has_markup_from_outside(result, text_of):
-    page = text_of(result)
+def test_no_page_has_markup_from_outside(result, text_of, without_own_scripts):
+    page = without_own_scripts(text_of(result))
     assert "<script" not in page and "https://" not in page.replace("https://www.w3.org", "")
     assert "window.hacked" in html.unescape(page)
     assert "<script" not in text_of(result, "md")
