@@ -6,7 +6,7 @@ from typing import Final
 from paceline.core.health import RULES
 from paceline.core.results import RunResult
 from paceline.core.statistics import wilson_interval
-from paceline.core.units import accuracy, count, seconds
+from paceline.core.units import accuracy, count, per_second, seconds
 from paceline.report import cells
 from paceline.report.document import (
     BarSegment,
@@ -68,7 +68,7 @@ def _throughput_tile(run: RunData, result: RunResult) -> Tile:
     rates = result.throughput
     if not rates.n:
         return Tile("images/s", _NOT_MEASURED, "no step after the measurement warm-up")
-    low, high = map(cells.format_rate, rates.spread)
+    low, high = map(per_second, rates.spread)
     note = f"{low} to {high} over {count(rates.n, 'window')}"
     points = downsample(run.steps.points, _MAX_SPARK_POINTS).xy_points("step", "images_per_s")
     return Tile("images/s", cells.rate_cell(rates.images_per_s), note, points)
