@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -18,10 +19,10 @@ from paceline.core.run_dir import RunDir
 from paceline.report.follow import LiveReport, ReportServer
 
 RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
-WAIT_S = 120
+WAIT_S = 240
 ARGS = (
     *("train", "synthetic", "model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24"),
-    *("data.batch_size=12", "train.epochs=125", "log.every=5st", "train.eval_every=20ep", "checkpoint.every=50ep"),
+    *("data.batch_size=12", "train.epochs=75", "log.every=2st", "train.eval_every=15ep", "checkpoint.every=off"),
     *("data.workers=0", "parallel.device=cpu", "log.tensorboard=off", "--ranks", "2", "--run-dir", "run"),
 )
 
@@ -38,8 +39,24 @@ def read(address: str) -> str:
         return answer.read().decode()
 
 
-def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(paceline) -> None:
-    follower = paceline.start("report", "run", "--follow")
+@pytest.fixture
+def start(paceline) -> Iterator[Callable[..., Any]]:
+    """Return what starts the program, which is killed if the test fails."""
+    started = []
+
+    def start_one(*args: str) -> Any:
+        started.append(paceline.start(*args))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.kill()
+        if not process.stdout.closed:
+            process.communicate()
+
+
+def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(start) -> None:
+    follower = start("report", "run", "--follow")
     line = follower.stdout.readline()
     assert line.startswith("report: http://127.0.0.1:") and "Ctrl-C" in line
     address = line.split()[1]
@@ -48,7 +65,7 @@ def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(paceline)
     def told() -> dict[str, str]:
         return json.loads(read(f"{address}version"))
 
-    trained = paceline.start(*ARGS)
+    trained = start(*ARGS)
     wait_for(lambda: "data wait so far" in read(address))
     page, first = read(address), told()
     assert "communication so far" in page and "Stages so far" in page
@@ -56,10 +73,10 @@ def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(paceline)
     wait_for(lambda: told()["version"] != first["version"])
     assert read(address) != page and trained.poll() is None
 
-    trained.communicate()
+    trained.communicate(timeout=2 * WAIT_S)
     assert trained.returncode == 0
     wait_for(lambda: told()["state"] == "The run has ended: this is its final report.")
-    wait_for(lambda: "A step of" in read(address) and "completed" in read(address))
+    wait_for(lambda: "The process of rank 0" in read(address) and "completed" in read(address))
     assert follower.poll() is None
 
     assert follower.stdout.readline() == "run: is not a run yet; waiting for it\n"
