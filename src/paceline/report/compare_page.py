@@ -81,10 +81,10 @@ def build_compare_page(result: CompareResult, runs: Sequence[ComparedRun]) -> Re
     sections = [
         PageSection("below", "Below the threshold", [*map(Paragraph, result.failures)]),
         PageSection("found", "Findings", findings),
+        PageSection("settings", "Settings that differ", [settings]),
         PageSection("upkeep", "Notes", notes),
         PageSection("groups", "Groups of runs", groups),
         PageSection("curves", "Curves", [*build_curves(drawn, result.target, result.metric)]),
-        PageSection("settings", "Settings that differ", [settings]),
         PageSection("runs", "Runs", [runs_table]),
     ]
     return ReportPage(

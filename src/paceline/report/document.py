@@ -129,6 +129,12 @@ class Chart:
     log_y: bool = False
     best: tuple[Point, str] | None = None
     x_units: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+
+    @property
+    def is_curve(self) -> bool:
+        """Return whether any line has more than one point; single values read better as text."""
+        return any(len(line.points) > 1 for line in self.lines)
+
     kind: ClassVar[str] = "chart"
 
 

@@ -123,10 +123,10 @@ def build_ladder_page(report: ExperimentReport, result: LadderResult) -> ReportP
         _rungs_section(
             result, [gains, rows.table("rung explains patch below", title="Changes of each rung"), *stopped]
         ),
+        next_steps,
         _steps_section(result, rows),
         _parity_section(rows),
         _costs_section(rows),
-        next_steps,
         report.build_provenance(result.command, facts, result.provenance, runs),
     ]
     best = next((rung for rung in kept_rungs if rung.name == result.best), None)

@@ -63,7 +63,7 @@ def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"plot": layout_chart, "grid": layout_heat_map, "spark": spark_points}
+    environment.filters |= {"plot": layout_chart, "grid": layout_heat_map, "spark": spark_points, "number": number}
     return environment.get_template("page.html.j2").render(
         page=page,
         live=live,
