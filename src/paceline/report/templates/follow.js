@@ -1,5 +1,5 @@
 "use strict";
-// Replaces <main> when the run directory has changed. Folds, scroll positions and focus stay.
+// Replaces <main> when the run directory has changed. Folds, axes, sorted columns, scroll positions and focus stay.
 (() => {
   const POLL_MS = 2000;
   const line = document.getElementById("live");
@@ -20,16 +20,21 @@
     }
     return found;
   };
-  const folds = (root) => keyed(root, "details", (each) => each.firstElementChild?.textContent.replace(/[\d,.]+/g, ""));
+  const textOf = (each) => (each.querySelector("summary, figcaption") ?? each).textContent.replace(/[\d,.]+/g, "");
+  const folds = (root) => keyed(root, "details", textOf);
   const scrollers = (root) => keyed(root, ".scroll, pre", (each) => each.className);
-  const links = (root) => keyed(root, "a, summary", (each) => each.textContent.replace(/[\d,.]+/g, ""));
+  const targets = (root) => keyed(root, "a, summary, button, figure", textOf);
+  const axes = (root) => keyed(root, ".switch button", textOf);
+  const columns = (root) => keyed(root, "thead th", textOf);
 
   const replace = (next) => {
     const old = document.querySelector("main");
     const isOpen = new Map([...folds(old)].map(([key, each]) => [key, each.open]));
     const scrolled = [...scrollers(old)].filter(([, each]) => each.scrollLeft || each.scrollTop);
     const positions = scrolled.map(([key, each]) => [key, each.scrollLeft, each.scrollTop]);
-    const focused = [...links(old)].find(([, each]) => each === document.activeElement)?.[0];
+    const focused = [...targets(old)].find(([, each]) => each === document.activeElement)?.[0];
+    const chosen = [...axes(old)].filter(([, each]) => each.getAttribute("aria-pressed") === "true");
+    const sorted = [...columns(old)].filter(([, each]) => each.hasAttribute("aria-sort"));
     const sections = [...old.querySelectorAll("section[id]")];
     const seen = sections.findLast((each) => each.getBoundingClientRect().top <= 1);
     const top = seen?.getBoundingClientRect().top;
@@ -40,9 +45,17 @@
     document.title = next.title;
     document.dispatchEvent(new Event("pagereplaced"));
 
+    for (const [key] of chosen) axes(main).get(key)?.click();
+    for (const [key, before] of sorted) {
+      const heading = columns(main).get(key);
+      const order = before.getAttribute("aria-sort");
+      for (let clicks = 0; clicks < 2 && heading?.getAttribute("aria-sort") !== order; clicks += 1) {
+        heading?.querySelector("button")?.click();
+      }
+    }
     const boxes = scrollers(main);
     for (const [key, left, up] of positions) boxes.get(key)?.scrollTo({ left, top: up, behavior: "instant" });
-    links(main).get(focused)?.focus({ preventScroll: true });
+    targets(main).get(focused)?.focus({ preventScroll: true });
     const now = seen && document.getElementById(seen.id)?.getBoundingClientRect().top;
     if (now !== undefined) window.scrollBy({ top: now - top, behavior: "instant" });
   };
