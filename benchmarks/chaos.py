@@ -67,7 +67,7 @@ class Setting:
     every: int
 
     def command(self, run: Path, workers: int) -> list[str]:
-        """Return the command line that starts a run, or goes on with it."""
+        """Return the command line that starts a run, or resumes it."""
         lengths = (f"train.steps={self.steps}", f"checkpoint.every={self.every}st", f"data.workers={workers}")
         options = ("--ranks", str(self.ranks), "--run-dir", str(run), "--resume", "--json")
         return [sys.executable, "-m", "paceline", "train", *ARGUMENTS, *lengths, *options]
@@ -150,7 +150,7 @@ class Process:
         return bool(self._own("checkpoints/.*"))
 
     def started_from(self) -> int | None:
-        """Return the step it says it goes on from; None before it has said anything."""
+        """Return the step that it reports to resume from; None before it has printed one."""
         stderr = self.err.read_text()
         if " steps of " not in stderr:
             return None

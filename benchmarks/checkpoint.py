@@ -10,8 +10,8 @@ to a slow disk, which is the same disk and a writer that sleeps, so that it come
 A block is one save and the steps after it, as many as the write takes at least. What a save costs is what its block
 takes longer than as many steps of the same round's block without a save: `stall_s`, for which training stood still,
 and what computing beside a busy thread costs. The share is that of an epoch of 50,000 images, extrapolated from the
-median step, not run. Evaluation and waiting for data are in neither. Times are measured, never judged: the exit status
-is 0 whatever they are.
+median step, not run. Evaluation and waiting for data are in neither. Times are measured, not checked: the exit status
+is 0.
 """
 
 import argparse

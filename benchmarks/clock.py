@@ -9,7 +9,7 @@ It is one run of `paceline.training.run.run` in this process. Its clock is repla
 drift of the machine's speed falls on both alike. A step is timed from outside, from asking for a batch to asking for
 the next. The difference of two such medians is uncertain by more than the clock takes on a busy machine, so what the
 clock does in a step, nine stages and its end, is also timed alone; relative to the median step it is the sharper
-figure, and says nothing of what the clock may do to caches. Times are measured, never judged: the exit status is 0.
+figure, and says nothing of what the clock may do to caches. Times are measured, not checked: the exit status is 0.
 """
 
 import argparse

@@ -149,7 +149,7 @@ def _checkpoint(scratch: Path) -> dict[str, list[bytes]]:
 
 
 def _resume(folder: Path, *, repair: bool) -> None:
-    """Go on from a checkpoint as a run does; with `mend` its digests are made to fit first."""
+    """Resume from a checkpoint as a run does; with `mend` its digests are corrected first."""
     if repair:
         files = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
         digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}

@@ -12,7 +12,7 @@ Two networks: `none`, a linear layer on the mean colour, so that data are all th
 all take turns, forwards and then backwards. A window begins behind more batches than any loader makes ahead. `ratio`
 compares the two sides of a round, `ratio_by_cpu` what they took of the CPUs, workers included: a busy machine disturbs
 that least. Ours ends an epoch every few steps, as a set this small does; the usual side's files are repeated, so that
-its workers never start anew within a window. Speed is measured here, never judged: the exit status is 0.
+its workers never start anew within a window. Speed is measured, not checked: the exit status is 0.
 """
 
 import argparse

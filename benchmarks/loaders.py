@@ -15,7 +15,7 @@ FFCV's raw pixels at short side 256 are measured too: ten times the bytes of our
 
 FOLDER has `train/` with class folders of JPEGs, in the page cache. Without `--peers` only ours and torchvision's are
 measured. What contenders read is written to `--cache` first: packs, the 256 px files (a pack unpacked, so all read the
-same), and FFCV's. Speed is measured here, never judged: the exit status is 0.
+same), and FFCV's. Speed is measured, not checked: the exit status is 0.
 """
 
 import argparse

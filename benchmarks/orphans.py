@@ -76,7 +76,7 @@ class Killed:
 
 
 def command_of(verb: str, ranks: int, folder: Path, run: Path) -> list[str]:
-    """Return the words of a command that goes on for longer than ten seconds; `run` is one that can be evaluated."""
+    """Return the words of a command that runs for longer than ten seconds; `run` is one that can be evaluated."""
     arguments = {
         "train": ["digits", *SMALL, *ENDLESS, "--run-dir", str(folder / "run")],
         "eval": [str(run), "data.source.num_val_images=40000", "data.eval_batch_size=8"],

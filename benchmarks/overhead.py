@@ -10,7 +10,7 @@ loader lets the bare loop step in between (`TakingTurns`). A step is timed from 
 asking for the next, so waiting for data and logging are in it. Evaluations and checkpoints are off on both sides.
 CPU time is kept beside wall time: it tells a slower program from a busier machine, except that threads which spin
 while they wait count as computing. Before anything is timed, both take the same steps on the same batches and must
-have equal losses. Times are measured, never judged: the exit status is 0 whatever they are.
+have equal losses. Times are measured, not checked: the exit status is 0.
 """
 
 import argparse

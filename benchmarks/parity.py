@@ -2,14 +2,14 @@
 
     python benchmarks/parity.py --cifar10 DIR --photographs DIR --json benchmarks/results/parity-cpu.json
 
-Two small tasks, each trained by `paceline train` in a fresh process with the same words but for the source and the
-loader, once a seed, contenders taking turns: CIFAR-10 (500 images a class, judged on 100), and photographs of which
-the network tells animals from other things (400, judged on 100). Crops are random, so the native loader decodes only
+Two small tasks, each trained by `paceline train` in a fresh process with the same arguments except for the source and
+the loader, once per seed, in turns: CIFAR-10 (500 images per class, evaluated on 100), and photographs in which the
+model tells animals from other things (400, evaluated on 100). Crops are random, so the native loader decodes only
 parts of images.
 
 From the folder and from the pack, `processes` decode the same JPEGs: their weights must be equal to the last bit, and
 the exit status is 1 where they are not. Pixels of `native` differ by rounding, which training makes another run of, as
-another seed would: its accuracy is to be judged by the standard errors beside it, and is judged nowhere here. Weights
+another seed would: compare its accuracy with the standard errors beside it; no test does. Weights
 start equal and images come in the same order, so differences are within seeds; `paired_standard_error` is of those,
 `standard_error` of two means that have nothing in common.
 

@@ -4,7 +4,7 @@
 
 Each run is a new process, timed from outside; the commands take turns with an empty Python, the floor that no program
 in Python can beat. One more run of each, untimed, says whether it imported torch. Files are read from a warm cache:
-the first round is dropped. Times are measured, never judged: the exit status is 0 whatever they are.
+the first round is dropped. Times are measured, not checked: the exit status is 0.
 """
 
 import argparse

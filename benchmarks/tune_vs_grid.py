@@ -5,7 +5,7 @@
 
 Both search the same space from its slow corner. The grid runs every setting once, and its fastest is what it found; as
 the fastest of many single runs is also the luckiest, what both found is then compared in pairs of fresh runs. Started
-again with the same --folder, it goes on where it was stopped.
+again with the same --folder, it continues where it was stopped.
 """
 
 import argparse

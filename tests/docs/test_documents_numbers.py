@@ -335,7 +335,7 @@ def test_images_omitted_from_evaluation_by_the_documents_are_those_of_the_pages(
 
     sc20, course = flat("nersc-sc20"), flat("ddp-course")
     assert (
-        f"{num_evaluated(1, 128):,} of 10,000 images are judged on one GPU and {num_evaluated(16, 128):,} on sixteen"
+        f"{num_evaluated(1, 128):,} of 10,000 images are evaluated on one GPU and {num_evaluated(16, 128):,} on sixteen"
         in sc20
     )
     assert f"4 GPUs and 256 images each, {num_evaluated(4, 256):,} of 10,000" in course

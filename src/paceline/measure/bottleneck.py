@@ -306,7 +306,7 @@ class _Lateness:
             return cls(exclusion=", waiting for late ranks with it")
         lost_s, late_s = straggler.lost_s * num_steps, straggler.late_s * num_steps
         if straggler.rank is None:  # no rank to check, so the threshold is that of any other wait
-            rank_suffix = ", which is now one and now another."
+            rank_suffix = ", a different one from step to step."
             is_rare = straggler.late_steps < LATE_STEPS
             return cls(lost_s, WAITING_SHARE, waited_s=lost_s, is_rare=is_rare, rank_suffix=rank_suffix)
         where = f", which loses it in {display_name(straggler.stage)}" if straggler.stage else ""

@@ -34,7 +34,7 @@ def summary_of(*, starved: float = 0.0, pauses: dict[str, float] | None = None, 
 
 
 def late(rank: int | None, seconds: float, stage: str | None = None, late_steps: float = 0.5) -> StragglerResult:
-    """Return that `rank`, or now one and now another, is `seconds` late in a step of 1 s."""
+    """Return that `rank`, or a different rank in each step, is `seconds` late in a step of 1 s."""
     late_s = 0.0 if rank is None else seconds
     return StragglerResult(lost_s=seconds, share=seconds, rank=rank, stage=stage, late_s=late_s, late_steps=late_steps)
 
@@ -394,7 +394,7 @@ def test_the_late_rank_and_its_stage_are_named() -> None:
         "try": "",
     }
     nobody = find_bottleneck(summary, straggler=late(None, 0.4))
-    assert nobody.evidence.endswith("(40 %), which is now one and now another.")
+    assert nobody.evidence.endswith("(40 %), a different one from step to step.")
 
 
 def test_evidence_of_communication_says_what_was_measured() -> None:
