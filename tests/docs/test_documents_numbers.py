@@ -366,8 +366,8 @@ def test_predictions_on_pages_are_those_of_the_record() -> None:
     start_up_s = result.start_up_s
     assert start_up_s is not None
     share = round(100 * start_up_s / result.points[-1].time_s)
-    minutes = f"{int(start_up_s // 60)}:{start_up_s % 60:02.0f}"
-    assert f"{minutes} minutes of every job are start-up, {share} % of the one on 128" in flat("jsc")
+    minutes = f"{int(start_up_s // 60)} min {start_up_s % 60:.0f} s"
+    assert f"{minutes} of every job is start-up, {share} % of the one on 128" in flat("jsc")
 
 
 def test_our_numbers_are_those_of_the_records() -> None:

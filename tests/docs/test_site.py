@@ -23,7 +23,6 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
     "reference/run-directory.html",
     "explanation/prediction.html",
     "adr/0016-data-path.html",
-    "gallery/index.html",
     "project/readme.html",
     "project/contributing.html",
 )
