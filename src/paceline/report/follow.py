@@ -16,6 +16,7 @@ from typing import Final, Literal
 from paceline import __version__
 from paceline.core.errors import PacelineError
 from paceline.core.run_dir import LOCK, RunDir
+from paceline.core.units import seconds
 from paceline.report.document import ReportPage
 from paceline.report.read_run import RunData, read_run, read_run_facts, require_run
 from paceline.report.render import LiveVersion
@@ -29,6 +30,8 @@ CHECK_S: Final = 2.0
 _BUILD_SHARE: Final = 0.1
 """Largest share of the time to spend on building pages, which take cores from the run."""
 _TIMEOUT_S: Final = 10.0
+_QUIET_S: Final = 120.0
+"""A run whose files have not changed for this long is reported as quiet, in seconds."""
 # Another site can resolve its own name to 127.0.0.1; its requests then carry that name. A tunnel may change the port.
 _LOCAL_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _HEADERS: Final = {
@@ -56,11 +59,6 @@ class LivePage:
     state: RunState
     html: bytes
 
-    @property
-    def version_json(self) -> bytes:
-        """Return what the page in the browser polls."""
-        return json.dumps({"version": self.version, "state": _STATE_TEXTS[self.state]}).encode()
-
 
 class LiveReport:
     """The newest page of a run that may not exist yet, rebuilt when its files have changed.
@@ -77,6 +75,15 @@ class LiveReport:
         self._seen: object = None
         self._page: LivePage | None = None
         self._next_s = 0.0
+        self._built_s = 0.0
+
+    def version_json(self) -> bytes:
+        """Return what the page in the browser polls: the newest version, and a sentence on the run."""
+        page = self.latest()
+        text, idle_s = _STATE_TEXTS[page.state], self._now() - self._built_s
+        if page.state == "running" and idle_s >= _QUIET_S:  # it may have been killed
+            text += f" No file has changed for {seconds(60 * (idle_s // 60))}."
+        return json.dumps({"version": page.version, "state": text}).encode()
 
     def latest(self) -> LivePage:
         """Return the newest page; of several threads, one builds and the others wait."""
@@ -86,6 +93,7 @@ class LiveReport:
                 seen = list_changes(self._rundir.path)
                 if self._page is None or seen != self._seen:
                     self._number += 1
+                    self._built_s = began_s
                     self._page, self._seen = self._build(f"{self._session}-{self._number}"), seen
                 took_s = self._now() - began_s
                 self._next_s = self._now() + max(CHECK_S, took_s / _BUILD_SHARE)
@@ -95,12 +103,16 @@ class LiveReport:
         state: RunState = "missing"
         try:
             run = read_run(self._rundir)
-            (state, _), page = _state_of(run), build_run_page(run)
+            state, _ = _state_of(run)
+            return self._render(build_run_page(run), version, state)
         except PacelineError as error:
             page = _message_page(self._rundir, "no run yet", str(error))
         except Exception as error:  # files vanish while they are read, and one bad version must not end the server
             state = "running"
             page = _message_page(self._rundir, "cannot be shown", f"{type(error).__name__}: {error}")
+        return self._render(page, version, state)
+
+    def _render(self, page: ReportPage, version: str, state: RunState) -> LivePage:
         text = render_page(self._rundir.path, page, LiveVersion(version, _STATE_TEXTS[state]))
         return LivePage(version, state, text.encode())
 
@@ -189,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/":
             self._send("text/html; charset=utf-8", self.server.report.latest().html)
         elif self.path == "/version":
-            self._send("application/json", self.server.report.latest().version_json)
+            self._send("application/json", self.server.report.version_json())
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 

@@ -176,9 +176,20 @@ def test_a_run_appears_ends_and_resumes(whole, tmp_path):
     assert next_page().state == "running"
     shutil.copy(whole.path / "result.json", rundir.path)
     assert next_page().state == read_state(rundir)[0] == "ended" and read_state(rundir)[1].startswith("target reached")
-    assert b"this is its final report" in live.latest().version_json
+    assert b"this is its final report" in live.version_json()
     shutil.rmtree(rundir.path)
     assert next_page().state == "missing" and read_state(rundir) == ("missing", "")
+
+
+def test_a_run_whose_files_do_not_change_is_reported(rundir):
+    clock = Clock()
+    live = LiveReport(rundir, clock)
+    assert json.loads(live.version_json())["state"] == "Live: the run has not ended."
+    clock.now_s += 190
+    assert "No file has changed for 3:00 min." in json.loads(live.version_json())["state"]
+    rundir.steps.write_text("")
+    clock.now_s += CHECK_S
+    assert json.loads(live.version_json())["state"] == "Live: the run has not ended."
 
 
 def test_damaged_files_and_errors_are_on_the_page(rundir, monkeypatch):
