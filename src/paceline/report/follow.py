@@ -16,7 +16,7 @@ from typing import Final, Literal
 from paceline import __version__
 from paceline.core.errors import PacelineError
 from paceline.core.run_dir import LOCK, RunDir
-from paceline.core.units import seconds
+from paceline.core.units import count
 from paceline.report.document import ReportPage
 from paceline.report.read_run import RunData, read_run, read_run_facts, require_run
 from paceline.report.render import LiveVersion
@@ -82,7 +82,7 @@ class LiveReport:
         page = self.latest()
         text, idle_s = _STATE_TEXTS[page.state], self._now() - self._built_s
         if page.state == "running" and idle_s >= _QUIET_S:  # it may have been killed
-            text += f" No file has changed for {seconds(60 * (idle_s // 60))}."
+            text += f" No file has changed for {count(int(idle_s // 60), 'minute')}."
         return json.dumps({"version": page.version, "state": text}).encode()
 
     def latest(self) -> LivePage:

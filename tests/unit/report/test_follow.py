@@ -186,7 +186,7 @@ def test_a_run_whose_files_do_not_change_is_reported(rundir):
     live = LiveReport(rundir, clock)
     assert json.loads(live.version_json())["state"] == "Live: the run has not ended."
     clock.now_s += 190
-    assert "No file has changed for 3:00 min." in json.loads(live.version_json())["state"]
+    assert "No file has changed for 3 minutes." in json.loads(live.version_json())["state"]
     rundir.steps.write_text("")
     clock.now_s += CHECK_S
     assert json.loads(live.version_json())["state"] == "Live: the run has not ended."
