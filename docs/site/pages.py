@@ -1,6 +1,6 @@
 """Make pages of the site from the documents of the repository, which a code host shows as they are.
 
-Documents beside `docs/`, such as the README, become pages; links between documents stay links; a link to anything else,
+Documents beside `docs/`, such as the changelog, become pages; the README's place is the home page's; links between documents stay links; a link to anything else,
 a program or a result, leads to the repository, if `project.urls.Repository` in pyproject.toml says where that is, and
 is the file's path otherwise. Marks for tests are left out. Nothing here knows how a page looks.
 """
@@ -17,7 +17,6 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 BESIDE = {
-    "README.md": "project/readme.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
@@ -92,8 +91,8 @@ def on_files(files: Files, config: Any) -> None:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Return the text of a page with the links of the site."""
-    if page.is_homepage:
-        page.meta["hide"] = ["navigation"]  # it has no pages beside it
+    if page.is_homepage or page.file.src_uri == "gallery/README.md":
+        page.meta["hide"] = ["navigation", "toc"]  # it has no pages beside it
     page.meta.setdefault("search", {}).update(_search_settings(page.file.src_uri))
     page_path = Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
 
@@ -201,6 +200,8 @@ def _target(link: str, page_path: str, is_page: Callable[[str], bool]) -> _Targe
         return None
     if (ROOT / path / "README.md").exists():
         path = f"{path}/README.md"
+    if path == "README.md":  # the home page says the same
+        return _Target(path, "index.md", "")
     below = path.removeprefix("docs/")
     page = BESIDE.get(path, below if below != path and is_page(below) else "")
     return _Target(path, page, sign + anchor)

@@ -18,7 +18,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.yaml import read_yaml_file
 
 from .commands import MARKS, NEEDS, ROOT, Block, Command, how_tested, pages, read_blocks, read_commands
-from .understood import is_field, load_recipe, parse
+from .understood import is_field, load_recipe, options_of, parse
 
 
 def page_blocks(page: Path) -> list[Block]:
@@ -34,6 +34,7 @@ TYPED = [
     if {"sh", "python"} & {block.language for block in page_blocks(page) if block.mark.is_executed}
 ]
 LANGUAGES = ("", "sh", "python", "yaml", "json", "text")
+INLINE = re.compile(r"`((?:[a-z]+ )?paceline [a-z][^`]*)`")
 HIDDEN = re.compile(r"^(?:\$ |\w+=\S+ )*(?:paceline|torchrun) (?!…:)", re.MULTILINE)
 GENERATED = ROOT / "docs" / "reference" / "cli"
 PLACEHOLDER = re.compile(r"<\w+>")
@@ -99,6 +100,25 @@ def test_every_command_has_valid_verbs_and_options() -> None:
         seen.add(verb)
         parse(f"{block.place}: {verb}", verb, args)
     assert {"train", "eval", "predict", "export", "submit", "data", "doctor", "ladder", "scale", "compare"} <= seen
+
+
+def test_commands_within_a_line_have_valid_verbs_options_and_fields() -> None:
+    """They may lack arguments, so they are not executed; those of docs/coming-from are, by `test_small_commands.py`."""
+    schema = Recipe.model_json_schema()
+    found = 0
+    for page in PAGES:
+        text = re.sub(r"^ *```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for line in INLINE.findall(text):
+            for command in read_commands(line):
+                known = options_of(command.paceline) if command.paceline else set()
+                for word in command.paceline or ():
+                    name, sign, _ = word.partition("=")
+                    if word.startswith("--") and word != "--":
+                        assert name in known, f"{name_of(page)}: {line}: {name} is no option"
+                    elif sign and "." in name and name.partition(".")[0] not in ("slurm", "kubernetes"):
+                        assert is_field(name.split("."), [schema], schema), f"{name_of(page)}: {line}: no field {name}"
+            found += 1
+    assert found > 150
 
 
 def test_the_recipe_of_every_command_that_is_not_executed_unchanged_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
     "reference/run-directory.html",
     "explanation/prediction.html",
     "adr/0016-data-path.html",
-    "project/readme.html",
     "project/contributing.html",
 )
 
@@ -144,10 +143,10 @@ def test_links_to_other_files_lead_to_the_repository(pages):
     assert shown("[`make_cli.py`](make_cli.py)") == "`docs/reference/make_cli.py`"
     linked = shown("[the clock](../../benchmarks/clock.py#a)", "https://host/us/paceline")
     assert linked == "[the clock](https://host/us/paceline/blob/HEAD/benchmarks/clock.py#a)"
-    assert shown("[a](../../README.md) [b](../adr/)") == "[a](../project/readme.md) [b](../adr/README.md)"
-    assert shown("[a](docs/adr/README.md#b)", "", "README.md", "project/readme.md") == "[a](../adr/README.md#b)"
+    assert shown("[a](../../README.md) [b](../adr/)") == "[a](../index.md) [b](../adr/README.md)"
+    assert shown("[a](docs/adr/README.md#b)", "", "SECURITY.md", "project/security.md") == "[a](../adr/README.md#b)"
     image = '<img src="docs/images/demo.svg">'
-    assert shown(image, "", "README.md", "project/readme.md") == '<img src="../images/demo.svg">'
+    assert shown(image, "", "SECURITY.md", "project/security.md") == '<img src="../images/demo.svg">'
     for text in (
         "[a](exit-codes.md#data)",
         "`[c](../../README.md)`",

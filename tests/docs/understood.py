@@ -31,6 +31,20 @@ def parse(where: str, verb: str, cli_args: list[str]) -> None:
         VERBS[submitted.verb].make_context(where, [*submitted.args, *submitted.options])
 
 
+def options_of(words: tuple[str, ...]) -> set[str]:
+    """Return the options of the verb that `words` begin with. Raise `KeyError` if there is no such verb."""
+    verb, *rest = words
+    group: Any = VERBS[verb]
+    if isinstance(group, typer.core.TyperGroup):
+        commands = [group.commands[rest[0]]] if rest and rest[0].isalpha() else list(group.commands.values())
+    elif verb == "submit":  # the options of the verb that it submits follow
+        commands = [each for each in VERBS.values() if not isinstance(each, typer.core.TyperGroup)]
+    else:
+        commands = [group]
+    names = {name for each in commands for param in each.params for name in (*param.opts, *param.secondary_opts)}
+    return {*names, "--help"}
+
+
 def load_recipe(cli_args: tuple[str, ...]) -> bool:
     """Load the recipe of a command if it is a shipped one; return whether it is."""
     verb, *rest = cli_args
