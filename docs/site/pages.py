@@ -1,8 +1,9 @@
 """Make pages of the site from the documents of the repository, which a code host shows as they are.
 
-Documents beside `docs/`, such as the changelog, become pages; the README's place is the home page's; links between documents stay links; a link to anything else,
-a program or a result, leads to the repository, if `project.urls.Repository` in pyproject.toml says where that is, and
-is the file's path otherwise. Marks for tests are left out. Nothing here knows how a page looks.
+Documents beside `docs/`, such as the changelog, become pages; the home page takes the README's place. Links between
+documents stay links; a link to anything else, a program or a result, leads to the repository, if
+`project.urls.Repository` in pyproject.toml says where that is, and is the file's path otherwise. Marks for tests are
+left out. Notes and warnings of code hosts (`> [!NOTE]`) become those of the theme.
 """
 
 import posixpath
@@ -123,7 +124,17 @@ def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
             return f'<code class="short">{found["code"]}</code>'
         return f"<code>{_breaking(found['code'])}</code>"
 
-    return _NAMES.sub(laid_out, html)
+    return _NAMES.sub(laid_out, with_notes(html))
+
+
+def with_notes(html: str) -> str:
+    """Return the HTML of a page with the quotes that begin with `[!NOTE]` or the like as the theme's notes."""
+
+    def titled(found: re.Match[str]) -> str:
+        kind = found[1].lower()
+        return f'<blockquote class="admonition {kind}">\n<p class="admonition-title">{kind.title()}</p>\n<p>'
+
+    return re.sub(r"<blockquote>\s*<p>\[!(NOTE|TIP|WARNING)\]\s*", titled, html)
 
 
 def _breaking(name: str) -> str:

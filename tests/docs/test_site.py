@@ -94,6 +94,7 @@ def test_every_page_has_the_content_of_its_markdown(site, pages):
             return built.with_suffix(".html").exists() or built.is_file()
 
         text = pages.shown((ROOT / name).read_text(), name, uri, is_page, "")
+        text = re.sub(r"^> \[!([A-Z]+)\]$", lambda found: f"> {found[1].title()}", text, flags=re.MULTILINE)
         expected = Outline(MarkdownIt("commonmark").enable("table").render(text))
         found = article((site / uri).with_suffix(".html"))
         assert found.counts == expected.counts, uri
@@ -165,6 +166,14 @@ def test_a_folder_of_the_navigation_is_its_pages(pages):
     assert (first, second) == ("reference/cli/README.md", "reference/cli/train.md")
     assert "reference/cli/data.md" in others
     assert len(others) == len(set(others))
+
+
+def test_a_quote_with_a_mark_is_a_note(pages):
+    noted = pages.with_notes("<blockquote>\n<p>[!WARNING]\nA</p>\n</blockquote>\n<blockquote>\n<p>B</p>\n</blockquote>")
+    assert noted.startswith(
+        '<blockquote class="admonition warning">\n<p class="admonition-title">Warning</p>\n<p>A</p>'
+    )
+    assert noted.endswith("<blockquote>\n<p>B</p>\n</blockquote>")
 
 
 def test_a_list_may_follow_a_paragraph(pages):
