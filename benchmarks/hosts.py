@@ -1,4 +1,4 @@
-"""Is what `paceline scale --predict` says of three and four hosts true, when it has seen one and two?
+"""Is what `paceline predict-scaling` says of three and four hosts true, when it has seen one and two?
 
     python benchmarks/hosts.py --json benchmarks/results/hosts-cpu.json
 

@@ -33,7 +33,7 @@ MEASURING = ("train", "profile", "ladder", "tune", "scale", "bench")
 """Verbs to which the arguments of a `with` mark are added."""
 VERB_OF_OPTION = {"--budget": "tune"}
 """Options of a `with` mark that only one verb has: `--budget=4`."""
-MEASURES_NOTHING = ("--predict", "--collective", "--list", "--help")
+MEASURES_NOTHING = ("--list", "--help")
 DRY = ("train", "submit")
 LENGTHS = ("train.epochs", "train.steps")
 _FENCE = re.compile(r"^( *)```(\w*)[^\n`]*\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)

@@ -70,7 +70,7 @@ def shrink(command: Command) -> str:
     start = len(command.words) - len(command.paceline or ())
     verb, *words = [PLACEHOLDERS.get(word, word) for word in command.paceline or ()]
     words = [word.replace(IMAGE_FOLDER, "~/photos") for word in words]
-    if verb in ("train", "profile", "ladder", "scale") and not {"--predict", "--list"} & {*words}:
+    if verb in ("train", "profile", "ladder", "scale", "batch-study") and "--list" not in words:
         words = [*_options(words), *_fields(verb, words), *_added_options(verb, words)]
     if verb == "submit" and "--dry-run" not in words:
         words.append("--dry-run")

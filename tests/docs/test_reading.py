@@ -114,7 +114,7 @@ def test_paceline_is_found_behind_any_launcher(line: str, expected: tuple[str, .
         ("paceline tune", Mark("with", "--budget=4 seed=1"), "paceline tune --budget=4 seed=1"),
         ("paceline scale", Mark("with", "--budget=4 seed=1"), "paceline scale seed=1"),
         ("paceline report runs/a", Mark("with", "train.steps=2"), "paceline report runs/a"),
-        ("paceline scale --predict runs/a", Mark("with", "train.steps=2"), "paceline scale --predict runs/a"),
+        ("paceline predict-scaling runs/a", Mark("with", "train.steps=2"), "paceline predict-scaling runs/a"),
         ("paceline train", Mark("dry-run"), "paceline train --dry-run"),
         ("paceline train --dry-run", Mark("dry-run"), "paceline train --dry-run"),
         ("paceline submit --wait", Mark("dry-run"), "paceline submit --dry-run"),

@@ -127,7 +127,7 @@ def verb_cases(record: Record, work: Path) -> Iterator[Case]:
     yield _json(record, "doctor", ("doctor", "digits", "--mtbf", "8h", "--json"), codes=(0, 1))
     yield _json(record, "doctor two ranks", ("doctor", "--ranks", "2", "--json"), codes=(0, 1), cores=2)
     yield _json(
-        record, "scale collective", ("scale", "--collective", "--ranks", "2", "--json", "--out", "net.json"), cores=2
+        record, "scale collective", ("allreduce", "--ranks", "2", "--json", "--out", "net.json"), cores=2
     )
     yield _launched(record, work)
     yield _api(record, work)
@@ -238,7 +238,7 @@ def _run_and_readers(record: Record, work: Path) -> Case:
     yield from _json(
         record,
         "scale predict from a run",
-        ("scale", "--predict", "runs/full", "--at", "8,16", "--network", "hdr", "--json"),
+        ("predict-scaling", "runs/full", "--at", "8,16", "--network", "hdr", "--json"),
     )
     yield from _json(record, "submit eval", ("submit", "eval", "runs/full", "--engine", "slurm", "--dry-run", "--json"))
 
@@ -271,7 +271,7 @@ def _api(record: Record, work: Path) -> Case:
 
 
 def _predictions(record: Record, work: Path) -> Case:
-    args = ("scale", "--predict", "--points", "points.csv", "--at", "16,32", "--price", "2", "--json")
+    args = ("predict-scaling", "--points", "points.csv", "--at", "16,32", "--price", "2", "--json")
     completed = yield Job((*args, "--run-dir", "runs/predicted"))
     if _put_json(record, "scale predict from points", completed):
         record.put_run("experiment/scale predict", work / "runs/predicted")

@@ -57,7 +57,7 @@ def test_an_indivisible_batch_size_is_refused_with_a_valid_one(paceline) -> None
         ("train", "data.batch_size=500"),  # the check of the batch size would fail too
         ("doctor",),
         ("scale",),
-        ("scale", "--collective"),
+        ("allreduce",),
         ("profile",),
         ("ladder", "cpu"),
         ("tune",),

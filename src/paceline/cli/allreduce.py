@@ -1,8 +1,8 @@
-"""`paceline scale --collective`: time all-reduces between ranks."""
+"""`paceline allreduce`: time all-reduces between ranks."""
 
 from pathlib import Path
 
-from paceline.cli.options import ScaleOptions
+from paceline.cli.options import AllReduceOptions
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.tables import print_table
 from paceline.core.errors import WorldError
@@ -14,7 +14,7 @@ from paceline.recipe.load import DEFAULT, load
 from paceline.recipe.schema.train import Parallel
 
 
-def time_allreduce(options: ScaleOptions) -> int:
+def time_allreduce(options: AllReduceOptions) -> int:
     """Time all-reduces between the ranks of a job, or ranks started here; return the exit code.
 
     Raise `WorldError` for a single rank, or for a file that `--network` could not tell from a network's name.
@@ -23,9 +23,7 @@ def time_allreduce(options: ScaleOptions) -> int:
     if out is not None and (out.suffix != ".json" or "+" in str(out)):
         raise WorldError(f"--out: {out} looks like the name of a network (name a file such as net.json, without +)")
     world = enter_world()
-    num_ranks = ranks_to_start(
-        options.rank_counts, world, load(DEFAULT).recipe.parallel, oversubscribe=options.oversubscribe
-    )
+    num_ranks = ranks_to_start(options.ranks, world, load(DEFAULT).recipe.parallel, oversubscribe=options.oversubscribe)
     if num_ranks < 2:
         raise WorldError("--ranks: a single rank sends nothing (set --ranks 2, or more)")
     if world.launcher == "single":
@@ -70,7 +68,7 @@ def show_allreduce(result: AllReduceMeasurement, out: Path | None, *, as_json: b
     low, typical, high = (number(each / GIGA) for each in (result.low, result.bytes_per_s, result.high))
     print(f"fit of a ring: {seconds(result.alpha_s)} per hop and {typical} GB/s ({low} to {high})")
     if out is not None:
-        print(f"written: {out} (to predict with it: paceline scale RUN --predict --network {out})")
+        print(f"written: {out} (to predict with it: paceline predict-scaling RUN --network {out})")
 
 
 def _allreduce_row(each: AllReduceTiming, ranks: int) -> tuple[str, ...]:

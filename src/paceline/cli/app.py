@@ -4,11 +4,14 @@ import os
 import sys
 from collections.abc import Callable
 from inspect import signature
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from paceline.cli.options import (
+    AllReduceOptions,
+    BatchStudyOptions,
     CompareOptions,
     DataBenchOptions,
     DataInspectOptions,
@@ -22,6 +25,7 @@ from paceline.cli.options import (
     LadderOptions,
     OptionsT,
     PredictOptions,
+    PredictScalingOptions,
     ProfileOptions,
     RecipesOptions,
     ReportOptions,
@@ -36,26 +40,67 @@ from paceline.parallel.environ import ends_with_parent, world_from_environ
 
 Verb = Callable[[OptionsT], int]
 
+
+class _Command(TyperCommand):
+    """A verb whose help shows no types of flags and arguments: `<bool>` and `<list[str]>` say nothing to a user."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option `--help`."""
+        return _without_type(super().get_help_option(ctx))
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters."""
+        params = super().get_params(ctx)
+        for each in params:
+            if each.param_type_name == "argument":
+                each.display_type_rich = lambda ctx: None  # type: ignore[attr-defined]
+        return params
+
+
+class _Group(TyperGroup):
+    """A group of verbs, whose help is like that of `_Command`."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option `--help`."""
+        return _without_type(super().get_help_option(ctx))
+
+
+def _without_type(option: Any) -> Any:
+    if option is not None:
+        option.metavar = ""
+    return option
+
+
 app = typer.Typer(
     name="paceline",
+    cls=_Group,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Train image classifiers with synchronous data parallelism, from one CPU core to a cluster.",
 )
-data = typer.Typer(no_args_is_help=True, help="Pack, inspect, verify and benchmark data before training.")
+# In the order of `paceline --help`.
+_TRAIN, _SPEED, _SCALE = "Train and use a model", "Measure and speed up", "Scale"
+_CLUSTER, _DATA = "Run on a cluster", "Data and recipes"
+data = typer.Typer(cls=_Group, no_args_is_help=True, help="Pack, inspect, verify and benchmark data before training.")
 
 
 def _verb(
-    example: str, group: typer.Typer = app, name: str | None = None
+    example: str, group: typer.Typer = app, name: str | None = None, *, panel: str | None = None
 ) -> Callable[[Verb[OptionsT]], Verb[OptionsT]]:
-    """Return a decorator that adds a verb to `group`; the class of its parameter declares its options."""
+    """Return a decorator that adds a verb to `group`; the class of its parameter declares its options.
+
+    `panel` is the heading that the verb stands under in `paceline --help`.
+    """
 
     def add(work: Verb[OptionsT]) -> Verb[OptionsT]:
         (parameter,) = signature(work).parameters.values()
         command = to_command(parameter.annotation, work)
-        group.command(name or work.__name__, epilog=f"Example: `{example}`")(command)
+        add_command = group.command(
+            name or work.__name__, cls=_Command, epilog=f"Example: `{example}`", rich_help_panel=panel
+        )
+        add_command(command)
         return work
 
     return add
@@ -63,7 +108,7 @@ def _verb(
 
 @app.callback(invoke_without_command=True)
 def paceline(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version.")] = False,
     show_completion: Annotated[
         str | None, typer.Option(metavar="bash|fish|zsh", help="Print the completion script of that shell.")
     ] = None,
@@ -134,7 +179,7 @@ def bench(options: DataBenchOptions) -> int:
     return bench_data(options)
 
 
-@_verb("paceline train digits optim.lr=0.05 train.epochs=5 --ranks 2")
+@_verb("paceline train digits optim.lr=0.05 train.epochs=5 --ranks 2", panel=_TRAIN)
 def train(options: TrainOptions) -> int:
     """Train a classifier, evaluate it, and write a run directory."""
     from paceline.cli.train import train as work
@@ -142,7 +187,7 @@ def train(options: TrainOptions) -> int:
     return work(options)
 
 
-@_verb("paceline eval runs/digits-20261121-101500 data.eval_batch_size=512", name="eval")
+@_verb("paceline eval runs/digits-20261121-101500 data.eval_batch_size=512", name="eval", panel=_TRAIN)
 def evaluate(options: EvalOptions) -> int:
     """Evaluate a run's weights on every image of the validation split, once each."""
     from paceline.cli.evaluate import evaluate as work
@@ -150,7 +195,7 @@ def evaluate(options: EvalOptions) -> int:
     return work(options)
 
 
-@_verb("paceline predict runs/digits-20261121-101500 ~/photos --format csv")
+@_verb("paceline predict runs/digits-20261121-101500 ~/photos --format csv", panel=_TRAIN)
 def predict(options: PredictOptions) -> int:
     """Classify images with a trained model."""
     note_duplicate_work("predict")
@@ -159,7 +204,7 @@ def predict(options: PredictOptions) -> int:
     return work(options)
 
 
-@_verb("paceline export runs/digits-20261121-101500 --format onnx --out digits.onnx")
+@_verb("paceline export runs/digits-20261121-101500 --format onnx --out digits.onnx", panel=_TRAIN)
 def export(options: ExportOptions) -> int:
     """Export a run's model for other programs, and check that its outputs match."""
     note_duplicate_work("export")
@@ -168,75 +213,15 @@ def export(options: ExportOptions) -> int:
     return work(options)
 
 
-@_verb("paceline recipes course/wideresnet-fashion model.width=0.25 --origin")
-def recipes(options: RecipesOptions) -> int:
-    """List the shipped recipes, or show one with every field resolved."""
-    from paceline.cli.recipes import recipes as work
+@_verb("paceline report runs/digits-20261121-101500 --format md", panel=_TRAIN)
+def report(options: ReportOptions) -> int:
+    """Write the report of a run, with its results and where the time went, to one file."""
+    from paceline.cli.report import report as work
 
     return work(options)
 
 
-app.add_typer(data, name="data")
-
-
-@_verb("paceline submit folder data.source.root=/shared/photos --nodes 2 --gpus-per-node 4 --wait")
-def submit(options: SubmitOptions) -> int:
-    """Write a job for Slurm or Kubernetes, and queue it."""
-    from paceline.cli.submit import submit as work
-
-    return work(options)
-
-
-@_verb("srun --nodes 2 --ntasks-per-node 4 paceline doctor")
-def doctor(options: DoctorOptions) -> int:
-    """Check this machine, or every rank of a job, for problems that would break or slow a run."""
-    from paceline.cli.doctor import doctor as work
-
-    return work(options)
-
-
-@_verb("paceline profile folder data.source.root=~/photos --trace")
-def profile(options: ProfileOptions) -> int:
-    """Train for a few steps, and report where the time goes and what would save it."""
-    from paceline.cli.profile import profile as work
-
-    return work(options)
-
-
-@_verb("paceline ladder cpu data.source.root=~/cifar10")
-def ladder(options: LadderOptions) -> int:
-    """Add settings one by one, and measure what each gains: keep it if it is faster, drop it if not."""
-    from paceline.cli.ladder import ladder as work
-
-    return work(options)
-
-
-@_verb("paceline scale cifar10-resnet18 --ranks 1,2,4 --mode strong")
-def scale(options: ScaleOptions) -> int:
-    """Measure how a recipe scales over ranks, nodes and batch sizes, or predict it."""
-    from paceline.cli.scale_options import ScaleMode, select_mode
-
-    match select_mode(options):
-        case ScaleMode.RANKS:
-            from paceline.cli.scale import scale as work
-        case ScaleMode.POINTS:
-            from paceline.cli.scale_predict import predict_points as work
-        case ScaleMode.RUN:
-            from paceline.cli.scale_predict import predict_run as work
-        case ScaleMode.COLLECTIVE:
-            from paceline.cli.allreduce import time_allreduce as work
-    return work(options)
-
-
-@_verb("paceline tune folder data.source.root=~/photos")
-def tune(options: TuneOptions) -> int:
-    """Find the fastest settings of a recipe on this machine that train as well, and write them as a recipe."""
-    from paceline.cli.tune import tune as work
-
-    return work(options)
-
-
-@_verb("paceline compare runs/b128-* runs/b2048-* --target 0.75 --out compare.html")
+@_verb("paceline compare runs/b128-* runs/b2048-* --target 0.75 --out compare.html", panel=_TRAIN)
 def compare(options: CompareOptions) -> int:
     """Compare runs: time and epochs to a target, accuracy, and the cause of a speed-up."""
     from paceline.cli.compare import compare as work
@@ -244,12 +229,89 @@ def compare(options: CompareOptions) -> int:
     return work(options)
 
 
-@_verb("paceline report runs/digits-20261121-101500 --format md")
-def report(options: ReportOptions) -> int:
-    """Write the report of a run, with its results and where the time went, to one file."""
-    from paceline.cli.report import report as work
+@_verb("paceline profile folder data.source.root=~/photos --trace", panel=_SPEED)
+def profile(options: ProfileOptions) -> int:
+    """Train for a few steps, and report where the time goes and what would save it."""
+    from paceline.cli.profile import profile as work
 
     return work(options)
+
+
+@_verb("paceline ladder cpu data.source.root=~/cifar10", panel=_SPEED)
+def ladder(options: LadderOptions) -> int:
+    """Add settings one by one, and measure what each gains: keep it if it is faster, drop it if not."""
+    from paceline.cli.ladder import ladder as work
+
+    return work(options)
+
+
+@_verb("paceline tune folder data.source.root=~/photos", panel=_SPEED)
+def tune(options: TuneOptions) -> int:
+    """Find the fastest settings of a recipe on this machine that train as well, and write them as a recipe."""
+    from paceline.cli.tune import tune as work
+
+    return work(options)
+
+
+@_verb("paceline scale cifar10-resnet18 --ranks 1,2,4 --mode strong", panel=_SCALE)
+def scale(options: ScaleOptions) -> int:
+    """Measure how fast a recipe trains on more ranks and nodes."""
+    from paceline.cli.scale import scale as work
+
+    return work(options)
+
+
+@_verb(
+    "paceline batch-study cifar10-resnet18 --batch-sizes 128,512 --warmups 0ep,5ep", name="batch-study", panel=_SCALE
+)
+def batch_study(options: BatchStudyOptions) -> int:
+    """Train with several batch sizes, warm-ups and learning-rate rules, and compare accuracy and time."""
+    from paceline.cli.scale import scale as work
+
+    return work(options)
+
+
+@_verb("paceline predict-scaling runs/digits-20261121-101500 --at 64,256", name="predict-scaling", panel=_SCALE)
+def predict_scaling(options: PredictScalingOptions) -> int:
+    """Predict the training time on more ranks, from a run or from measurements."""
+    from paceline.cli.scale_predict import predict_scaling as work
+
+    return work(options)
+
+
+@_verb("srun --nodes 2 --ntasks-per-node 4 paceline allreduce --out network.json", panel=_SCALE)
+def allreduce(options: AllReduceOptions) -> int:
+    """Time all-reduces between ranks."""
+    from paceline.cli.allreduce import time_allreduce as work
+
+    return work(options)
+
+
+@_verb("paceline submit folder data.source.root=/shared/photos --nodes 2 --gpus-per-node 4 --wait", panel=_CLUSTER)
+def submit(options: SubmitOptions) -> int:
+    """Write a job for Slurm or Kubernetes, and queue it."""
+    from paceline.cli.submit import submit as work
+
+    return work(options)
+
+
+@_verb("srun --nodes 2 --ntasks-per-node 4 paceline doctor", panel=_CLUSTER)
+def doctor(options: DoctorOptions) -> int:
+    """Check this machine, or every rank of a job, for problems that would break or slow a run."""
+    from paceline.cli.doctor import doctor as work
+
+    return work(options)
+
+
+@_verb("paceline recipes course/wideresnet-fashion model.width=0.25 --origin", panel=_DATA)
+def recipes(options: RecipesOptions) -> int:
+    """List the shipped recipes, or show one with every field resolved."""
+    from paceline.cli.recipes import recipes as work
+
+    return work(options)
+
+
+app.add_typer(data, name="data", rich_help_panel=_DATA)
 
 
 def note_duplicate_work(verb: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from paceline.cli.args import count_ranks
-from paceline.cli.options import LadderOptions, ProfileOptions, ScaleOptions, TuneOptions
+from paceline.cli.options import BatchStudyOptions, LadderOptions, ProfileOptions, ScaleOptions, TuneOptions
 from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.start_line import announce, describe_hardware
@@ -36,7 +36,7 @@ from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 RowT = TypeVar("RowT", RungResult, ScalePoint)
-ExperimentOptions = LadderOptions | ScaleOptions | TuneOptions | ProfileOptions
+ExperimentOptions = LadderOptions | ScaleOptions | BatchStudyOptions | TuneOptions | ProfileOptions
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
 _RUN_TIMEOUT_S: Final = 1800.0

@@ -36,17 +36,19 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
-_folder_option = partial(typer.Option, parser=_parse_folder, metavar="PATH")
-_study_option = partial(typer.Option, rich_help_panel="Batch-size study")
-_predict_option = partial(typer.Option, rich_help_panel="Prediction")
-_collective_option = partial(typer.Option, rich_help_panel="Collectives")
+_flag = partial(typer.Option, metavar="")  # without a type in the help
+_option = partial(typer.Option, show_default=False)
+"""For options whose default is a sentence of the help, or none."""
+_folder_option = partial(typer.Option, parser=_parse_folder, metavar="FOLDER")
+_network_option = partial(typer.Option, rich_help_panel="Network")
 _argument = partial(typer.Argument, show_default=False)
 
 RecipeArgs = Annotated[
     list[str],
     _argument(
         metavar="RECIPE|KEY=VALUE",
-        help="A preset, a recipe file or a run directory (default: digits), then overrides such as optim.lr=0.4.",
+        help="A recipe's name, a recipe file or a run directory, then overrides such as optim.lr=0.4. "
+        "[default: digits]",
     ),
 ]
 Overrides = Annotated[list[str], _argument(metavar="KEY=VALUE", help="Overrides of its recipe.")]
@@ -54,24 +56,36 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Source = Annotated[
     str | None,
     _argument(
-        metavar="SRC|KEY=VALUE",
-        help="A folder of images, a .csv list, a .pack or its URL, or a recipe's name, file or run (default: digits).",
+        metavar="SRC",
+        help="A folder of images, a .csv list, a .pack file or its URL, or a recipe's name, file or run. "
+        "[default: digits]",
     ),
 ]
-Ranks = Annotated[str, typer.Option(metavar="N|auto", help="Processes on this machine; auto: one per GPU, or one.")]
-Oversubscribe = Annotated[
-    bool, typer.Option("--oversubscribe", help="Allow more ranks than 16, or 4 per CPU core if that is more.")
+Ranks = Annotated[
+    str,
+    typer.Option(
+        metavar="N|auto", help="Ranks (processes) to start on this machine; auto: one per GPU, or one without GPUs."
+    ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Rendezvous port of the local ranks; 0 selects a free one.")]
-Workers = Annotated[str, typer.Option(metavar="N|auto", help="Workers; auto: one per core.")]
+Oversubscribe = Annotated[
+    bool, _flag("--oversubscribe", help="Allow more ranks than 16, or than 4 per CPU core if that is more.")
+]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, metavar="PORT", help="Rendezvous port of local ranks; 0 picks a free one.")
+]
+Workers = Annotated[str, typer.Option(metavar="N|auto", help="Worker processes; auto: one per core.")]
 Task = Annotated[
     int | None,
-    typer.Option("--task", min=1, metavar="K", help="Run only the K-th task, without a conclusion; needs --run-dir."),
+    typer.Option(
+        "--task", min=1, metavar="K", help="Run only the K-th task, for job arrays, and no summary; needs --run-dir."
+    ),
 ]
 OwnCode = Annotated[
-    bool, typer.Option("--own-code", help="Import code that a recipe file or run directory names; it can do anything.")
+    bool,
+    _flag("--own-code", help="Allow code that a recipe file or run directory names to be imported and run."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else.")]
+AsJson = Annotated[bool, _flag("--json", help="Print the result as JSON on stdout.")]
+Checkpoint = Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to load.")]
 
 
 def to_command(kind: type[OptionsT], work: Callable[[OptionsT], ResultT]) -> Callable[..., ResultT]:
@@ -112,9 +126,11 @@ class TrainOptions:
 
     args: RecipeArgs = field(default_factory=list)
     ranks: Ranks = "auto"
-    run_dir: Annotated[Path | None, _folder_option(help="Run directory to write (runs/RECIPE-TIME).")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the newest checkpoint.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan, and stop.")] = False
+    run_dir: Annotated[Path | None, _folder_option(help="Run directory to write.", show_default="runs/RECIPE-TIME")] = (
+        None
+    )
+    resume: Annotated[bool, _flag("--resume", help="Resume from the newest checkpoint.")] = False
+    dry_run: Annotated[bool, _flag("--dry-run", help="Check everything and print the plan, without training.")] = False
     own_code: OwnCode = False
     max_restarts: Annotated[
         int, typer.Option(min=0, metavar="N", help="If a rank is lost, restart all ranks and resume, up to N times.")
@@ -122,7 +138,7 @@ class TrainOptions:
     oversubscribe: Oversubscribe = False
     port: Port = 0
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print the result in full: every figure, and the stages of a step.")
+        bool, _flag("--verbose", "-v", help="Print the result in full: every figure, and the stages of a step.")
     ] = False
     as_json: AsJson = False
 
@@ -134,10 +150,10 @@ class EvalOptions:
     run: Run
     overrides: Overrides = field(default_factory=list)
     ranks: Ranks = "auto"
-    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to evaluate.")] = "last"
-    classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False
+    checkpoint: Checkpoint = "last"
+    classes: Annotated[bool, _flag("--classes", help="Show the accuracy of every class.")] = False
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst images there.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst mistakes there.")
     ] = None
     own_code: OwnCode = False
     oversubscribe: Oversubscribe = False
@@ -151,15 +167,18 @@ class PredictOptions:
 
     run: Run
     images: Annotated[
-        list[str], _argument(metavar="IMAGE|FOLDER|-", help="Files, folders, or - to read paths from stdin.")
+        list[str], _argument(metavar="IMAGE|FOLDER|-", help="Image files and folders, or - to read paths from stdin.")
     ] = field(default_factory=list)
-    top: Annotated[int, typer.Option(min=1, help="Number of classes to print per image.")] = 5
-    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to load.")] = "last"
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 64
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of top classes to print per image.")] = 5
+    checkpoint: Checkpoint = "last"
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images per forward pass.")] = 64
     format: Annotated[
-        str, typer.Option(metavar="table|csv|jsonl", help="Output format (table on a terminal, else csv).")
+        str,
+        typer.Option(
+            metavar="table|csv|jsonl", help="Output format.", show_default="table on a terminal, csv otherwise"
+        ),
     ] = "auto"
-    device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Device to compute on.")] = "auto"
+    device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Device to run the model on.")] = "auto"
     own_code: OwnCode = False
     as_json: AsJson = False
 
@@ -171,13 +190,15 @@ class ExportOptions:
     run: Run
     out: Annotated[Path, typer.Option(metavar="PATH", help="File to write; for safetensors, a folder.")]
     format: Annotated[str, typer.Option(metavar="onnx|torch|safetensors|state_dict", help="Output format.")] = "onnx"
-    checkpoint: Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to export.")] = "last"
+    checkpoint: Checkpoint = "last"
     with_preprocessing: Annotated[
-        bool, typer.Option("--preprocessing", help="Accept uint8 images, and normalise them in the exported model.")
+        bool, _flag("--preprocessing", help="Accept uint8 images, and normalise them in the exported model.")
     ] = False
     image_size: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Height and width of its input images (those of the evaluation)."),
+        typer.Option(
+            min=1, metavar="N", help="Height and width of the input images.", show_default="those of the evaluation"
+        ),
     ] = None
     own_code: OwnCode = False
     as_json: AsJson = False
@@ -188,10 +209,15 @@ class RecipesOptions:
     """Options of `paceline recipes`."""
 
     args: Annotated[
-        list[str], _argument(metavar="NAME|KEY=VALUE", help="Recipe to show (default: list all), and overrides.")
+        list[str],
+        _argument(
+            metavar="NAME|PATTERN|KEY=VALUE",
+            help="Recipe to show, with overrides; or part of a name, or a pattern such as 'cifar*', to list matches. "
+            "[default: list all]",
+        ),
     ] = field(default_factory=list)
-    origin: Annotated[bool, typer.Option("--origin", help="Show where each value was set.")] = False
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a recipe, for editors.")] = False
+    origin: Annotated[bool, _flag("--origin", help="Show where each value was set.")] = False
+    schema: Annotated[bool, _flag("--schema", help="Print the JSON schema of recipe files, for editors.")] = False
     as_json: AsJson = False
 
 
@@ -201,8 +227,8 @@ class DataInspectOptions:
 
     src: Source = None
     overrides: Overrides = field(default_factory=list)
-    inspect_all: Annotated[bool, typer.Option("--all", help="Inspect every image, not 2,000 per split.")] = False
-    validation_only: Annotated[bool, typer.Option("--held-out", help="List the validation images, one per line.")] = (
+    inspect_all: Annotated[bool, _flag("--all", help="Inspect every image, not a sample of 2,000 per split.")] = False
+    validation_only: Annotated[bool, _flag("--held-out", help="List the validation images instead, one per line.")] = (
         False
     )
     own_code: OwnCode = False
@@ -216,7 +242,7 @@ class DataPackOptions:
     src: Annotated[
         str,
         typer.Argument(
-            metavar="SRC", help="A folder of images, a .csv list, a .pack, or a recipe's name, file or run."
+            metavar="SRC", help="A folder of images, a .csv list, a .pack file, or a recipe's name, file or run."
         ),
     ]
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or folder for shards or an LMDB.")]
@@ -225,16 +251,17 @@ class DataPackOptions:
     resize: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="PX", help="Scale down images with longer short sides, and re-encode them as JPEG."
+            min=1, metavar="PX", help="Scale larger images down to this short side, and re-encode them as JPEG."
         ),
     ] = None
     quality: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Quality of those JPEGs (90).", show_default=False)
+        int | None,
+        typer.Option(min=1, max=100, metavar="N", help="JPEG quality of resized images, 1 to 100.", show_default="90"),
     ] = None
     shard_size: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Write a folder of files of at most this size, such as 1GB.")
     ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing pack.")] = False
+    overwrite: Annotated[bool, _flag("--overwrite", help="Replace an existing pack.")] = False
     workers: Workers = "auto"
     own_code: OwnCode = False
     as_json: AsJson = False
@@ -256,9 +283,11 @@ class DataStageOptions:
 
     args: Annotated[
         list[str],
-        typer.Argument(metavar="SRC WHERE [KEY=VALUE]", help="A data set, and a folder in memory or on a local disk."),
+        _argument(metavar="SRC FOLDER [KEY=VALUE]", help="The dataset, and a folder in memory or on a local disk."),
     ] = field(default_factory=list)
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the copies in WHERE, the only argument.")] = False
+    remove: Annotated[bool, _flag("--remove", help="Remove the copies in FOLDER, which is then the only argument.")] = (
+        False
+    )
     own_code: OwnCode = False
     as_json: AsJson = False
 
@@ -267,8 +296,8 @@ class DataStageOptions:
 class DataVerifyOptions:
     """Options of `paceline data verify`."""
 
-    args: Annotated[list[str], _argument(metavar="SRC|KEY=VALUE", help="SRC as for inspect, then overrides.")] = field(
-        default_factory=list
+    args: Annotated[list[str], _argument(metavar="SRC|KEY=VALUE", help="SRC as for data inspect, then overrides.")] = (
+        field(default_factory=list)
     )
     against: Annotated[
         str | None, typer.Option(metavar="SRC", help="Source of the pack: check that both hold the same images.")
@@ -284,15 +313,17 @@ class DataBenchOptions:
 
     src: Source = None
     overrides: Overrides = field(default_factory=list)
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 2.0
-    rounds: Annotated[int, typer.Option(min=1, help="How often to measure each, alternating.")] = 3
-    images: Annotated[int, typer.Option(min=1, help="Maximum number of images, evenly spread.")] = 4096
+    seconds: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Length of each measurement.")] = 2.0
+    rounds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Measurements of each loader, interleaved with the others.")
+    ] = 3
+    images: Annotated[int, typer.Option(min=1, metavar="N", help="Use at most N images, evenly spread.")] = 4096
     workers: Workers = "auto"
-    packs: Annotated[bool, typer.Option("--pack/--no-pack", help="Also measure a temporary pack of the images.")] = True
-    cold: Annotated[
-        bool, typer.Option("--cold/--no-cold", help="Also measure reads from disk, without the page cache.")
-    ] = True
-    out: Annotated[Path | None, typer.Option(help="Folder to write bench.json to.")] = None
+    packs: Annotated[bool, _flag("--pack/--no-pack", help="Also measure a temporary pack of the images.")] = True
+    cold: Annotated[bool, _flag("--cold/--no-cold", help="Also measure reads from disk, without the page cache.")] = (
+        True
+    )
+    out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write bench.json to this folder.")] = None
     own_code: OwnCode = False
     as_json: AsJson = False
 
@@ -305,29 +336,42 @@ class SubmitOptions:
         list[str],
         _argument(
             metavar="[VERB] RECIPE|KEY=VALUE [-- OPTIONS]",
-            help="train (the default), eval, ladder, scale, tune or profile; its arguments; slurm.KEY=VALUE and "
-            "kubernetes.KEY=VALUE for the site; after --, options of the verb.",
+            help="What the job runs: train (the default), eval, profile, ladder, tune, scale or batch-study, with its "
+            "arguments. Options of that verb come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE change settings "
+            "of the cluster.",
         ),
     ] = field(default_factory=list)
     engine: Annotated[
-        str | None, typer.Option(metavar="slurm|kubernetes", help="Scheduler (slurm, if sbatch is installed).")
+        str | None,
+        typer.Option(
+            metavar="slurm|kubernetes", help="Scheduler.", show_default="slurm if sbatch is installed, else kubernetes"
+        ),
     ] = None
-    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 1
-    gpus_per_node: Annotated[int, typer.Option(min=0, help="GPUs per node, with one rank each.")] = 0
-    ranks_per_node: Annotated[int | None, typer.Option(min=1, help="Ranks per node (one per GPU, or one).")] = None
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of nodes.")] = 1
+    gpus_per_node: Annotated[int, typer.Option(min=0, metavar="N", help="GPUs per node.")] = 0
+    ranks_per_node: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Ranks per node.", show_default="one per GPU, or one")
+    ] = None
     site: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE", help="Settings of the cluster ($PACELINE_SITE, ~/.config/paceline/site.yaml)."
+            metavar="NAME|FILE",
+            help="Settings of the cluster.",
+            show_default="$PACELINE_SITE, or ~/.config/paceline/site.yaml",
         ),
     ] = None
-    run_dir: Annotated[Path | None, _folder_option(help="Run directory, on a file system that all nodes share.")] = None
+    run_dir: Annotated[
+        Path | None,
+        _folder_option(help="Run directory, on a file system that all nodes share.", show_default="runs/RECIPE-TIME"),
+    ] = None
     own_code: OwnCode = False
-    array: Annotated[bool, typer.Option("--array", help="Run the tasks of a ladder or of scale as a job array.")] = (
-        False
-    )
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the job, and exit with its code.")] = False
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script; write and queue nothing.")] = False
+    array: Annotated[
+        bool, _flag("--array", help="Run a ladder, scale or batch-study as a job array, one task per run.")
+    ] = False
+    wait: Annotated[bool, _flag("--wait", help="Wait for the job, print its output, and exit with its code.")] = False
+    dry_run: Annotated[
+        bool, _flag("--dry-run", help="Check everything and print the job script; write and submit nothing.")
+    ] = False
     as_json: AsJson = False
 
 
@@ -338,12 +382,17 @@ class DoctorOptions:
     args: RecipeArgs = field(default_factory=list)
     mtbf: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Mean time between failures, such as 8h, to advise how often to save."),
+        typer.Option(
+            metavar="DURATION", help="Mean time between failures, such as 8h: advise how often to save checkpoints."
+        ),
     ] = None
     ranks: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="Start this many ranks here, and check their communication.")
+        str | None,
+        typer.Option(metavar="N|auto", help="Start this many ranks here, and check that they can communicate."),
     ] = None
-    run_dir: Annotated[Path | None, _folder_option(help="Folder that runs would be written to (runs/).")] = None
+    run_dir: Annotated[
+        Path | None, _folder_option(help="Folder that runs would be written to.", show_default="runs")
+    ] = None
     own_code: OwnCode = False
     oversubscribe: Oversubscribe = False
     port: Port = 0
@@ -356,17 +405,22 @@ class ProfileOptions:
 
     args: RecipeArgs = field(default_factory=list)
     ranks: Ranks = "auto"
-    run_dir: Annotated[Path | None, _folder_option(help="Folder to write (runs/profile-RECIPE-TIME).")] = None
-    steps: Annotated[int, typer.Option(min=1, help="Steps to measure after the measurement warm-up.")] = 40
-    repeats: Annotated[int, typer.Option(min=1, help="How often to measure the run and each probe, alternating.")] = 1
+    run_dir: Annotated[
+        Path | None, _folder_option(help="Folder to write.", show_default="runs/profile-RECIPE-TIME")
+    ] = None
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps to measure, after measure.warmup_steps.")] = 40
+    repeats: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Measurements of the run and of each probe, interleaved.")
+    ] = 1
     probes: Annotated[
-        bool, typer.Option("--probes/--no-probes", help="Also measure runs with free data loading and the like.")
+        bool,
+        _flag("--probes/--no-probes", help="Also measure runs with a part of the work removed, such as data loading."),
     ] = True
-    trace: Annotated[bool, typer.Option("--trace", help="Write a Chrome trace of all ranks.")] = False
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark stages for Nsight Systems, and print its command.")] = False
+    trace: Annotated[bool, _flag("--trace", help="Write a Chrome trace of all ranks.")] = False
+    nvtx: Annotated[bool, _flag("--nvtx", help="Mark stages for Nsight Systems, and print its command.")] = False
     vary: Annotated[
         list[str],
-        typer.Option(metavar="KEY=V,V", help="Measure each of these values of a field instead, without probes."),
+        _option(metavar="KEY=V,V", help="Measure these values of a field, instead of probes; can be repeated."),
     ] = field(default_factory=list)
     own_code: OwnCode = False
     oversubscribe: Oversubscribe = False
@@ -381,15 +435,25 @@ class LadderOptions:
         list[str],
         _argument(
             metavar="LADDER|KEY=VALUE",
-            help="A shipped ladder or a ladder file (default: auto), then overrides of its recipe.",
+            help="A ladder's name or file, then overrides of its recipe. [default: auto]",
         ),
     ] = field(default_factory=list)
     ranks: Ranks = "auto"
-    recipe: Annotated[str | None, typer.Option(help="Recipe to start from, instead of the ladder's.")] = None
-    run_dir: Annotated[Path | None, _folder_option(help="Folder to write (runs/ladder-NAME-TIME).")] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps to measure per run (the ladder's).")] = None
-    repeats: Annotated[int | None, typer.Option(min=1, help="Pairs of runs per rung (the ladder's).")] = None
-    list_only: Annotated[bool, typer.Option("--list", help="List the ladders, or the rungs of one, and stop.")] = False
+    recipe: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="Recipe to start from.", show_default="the ladder's")
+    ] = None
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to write.", show_default="runs/ladder-NAME-TIME")] = (
+        None
+    )
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps to measure per run.", show_default="the ladder's")
+    ] = None
+    repeats: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Pairs of runs per rung.", show_default="the ladder's")
+    ] = None
+    list_only: Annotated[
+        bool, _flag("--list", help="List the ladders, or the rungs of one, without running anything.")
+    ] = False
     task: Task = None
     own_code: OwnCode = False
     oversubscribe: Oversubscribe = False
@@ -398,108 +462,172 @@ class LadderOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleOptions:
-    """Options of `paceline scale`; `scale_options.py` says which of its modes use which."""
+    """Options of `paceline scale`."""
 
     args: RecipeArgs = field(default_factory=list)
     ranks: Annotated[
-        str | None, typer.Option(metavar="N,N|auto", help="Rank counts, per node; auto: 1, 2, 4 ... (auto).")
-    ] = None
+        str, typer.Option(metavar="N,N|auto", help="Numbers of ranks, per node; auto: 1, 2, 4, ... up to all.")
+    ] = "auto"
     nodes: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Node counts in a Slurm allocation, with --ranks on each node.")
+        str | None,
+        typer.Option(metavar="N,N", help="Numbers of nodes in a Slurm allocation, with --ranks on each node."),
     ] = None
     mode: Annotated[
-        str | None,
-        typer.Option(
-            metavar="weak|strong", help="Keep the batch size per rank (weak) or in total (strong); default weak."
-        ),
+        str,
+        typer.Option(metavar="weak|strong", help="Keep the batch size constant per rank (weak), or in total (strong)."),
+    ] = "weak"
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Steps to measure, after measure.warmup_steps.", show_default="40"),
     ] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps to measure after the measurement warm-up (40).")] = (
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Runs of each case, interleaved with the others.", show_default="3"),
+    ] = None
+    accuracy: Annotated[bool, _flag("--accuracy", help="Train to the end, and report accuracy too.")] = False
+    seeds: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --accuracy: full runs of each case.", show_default="3")
+    ] = None
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to write.", show_default="runs/scale-RECIPE-TIME")] = (
         None
     )
-    repeats: Annotated[int | None, typer.Option(min=1, help="How often to measure each, alternating (3).")] = None
-    accuracy: Annotated[bool, typer.Option("--accuracy", help="Train full runs, and report their accuracy.")] = False
-    batch_sizes: Annotated[
-        str | None, _study_option(metavar="N,N", help="Study batch sizes: full runs at each of these.")
-    ] = None
-    warmups: Annotated[str | None, _study_option(metavar="0ep,5ep", help="LR warm-ups to study.")] = None
-    lr_rules: Annotated[
-        str | None, _study_option(metavar="none,sqrt,linear", help="Learning-rate scaling rules to study.")
-    ] = None
-    target: Annotated[float | None, _study_option(metavar="TOP1", help="Target accuracy (the recipe's own).")] = None
-    seeds: Annotated[int | None, typer.Option(min=1, help="Full runs of each (3).")] = None
-    run_dir: Annotated[
-        Path | None, _folder_option(help="Folder to write (runs/scale-RECIPE-TIME; for predictions, none).")
-    ] = None
     task: Task = None
     own_code: OwnCode = False
-    predict: Annotated[bool, _predict_option("--predict", help="Predict, from a run directory or from --points.")] = (
-        False
-    )
-    points: Annotated[
-        Path | None, _predict_option(metavar="CSV", help="Columns ranks,nodes,rank_batch,images,time_s.")
-    ] = None
-    at: Annotated[str | None, _predict_option(metavar="N,N", help="Rank counts to predict (8 to 4096).")] = None
-    ranks_per_node: Annotated[
-        int | None, _predict_option(min=1, metavar="N", help="Ranks per node (8; for a table, as in it).")
-    ] = None
-    rank_batch: Annotated[
-        int | None, _predict_option(min=1, metavar="N", help="Images per rank and step (as measured).")
-    ] = None
-    images: Annotated[
-        float | None,
-        _predict_option(metavar="N", help="Images of the full run (one epoch of RUN; for a table, its largest point)."),
-    ] = None
-    epochs: Annotated[
-        float | None, _predict_option(metavar="N", help="Length in epochs of RUN's data, instead of --images.")
-    ] = None
-    network: Annotated[
-        str | None,
-        _predict_option(
-            metavar="NAME|FILE", help="Network such as ndr, hdr, 100gbe; or a file written by --collective --out."
-        ),
-    ] = None
-    alpha_us: Annotated[float | None, _predict_option(metavar="US", help="Latency per message in microseconds.")] = None
-    gigabytes_per_s: Annotated[float | None, _predict_option(metavar="GB/S", help="Network bandwidth per node.")] = None
-    fixed_s: Annotated[
-        float | None, _predict_option(metavar="S", help="Seconds of a run outside its steps (as measured).")
-    ] = None
-    price: Annotated[float | None, _predict_option(metavar="MONEY", help="Price per rank-hour.")] = None
-    alone: Annotated[
-        Path | None, _predict_option(metavar="RUN", help="A single-rank run with the same rank batch.")
-    ] = None
-    collective: Annotated[bool, _collective_option("--collective", help="Time all-reduces between --ranks.")] = False
-    out: Annotated[
-        Path | None,
-        _collective_option(metavar="FILE", help="Output file for --collective; can be passed to --network."),
-    ] = None
     oversubscribe: Oversubscribe = False
     as_json: AsJson = False
 
     @property
-    def rank_counts(self) -> str:
-        """`--ranks`, or auto if omitted."""
-        return self.ranks or "auto"
-
-    @property
-    def is_study(self) -> bool:
-        """Whether batch sizes are studied, not ranks."""
-        return any(axis is not None for axis in (self.batch_sizes, self.warmups, self.lr_rules))
-
-    @property
     def trains_fully(self) -> bool:
         """Whether runs train to the end."""
-        return self.is_study or self.accuracy
+        return self.accuracy
 
     @property
     def num_steps(self) -> int:
-        """Counted steps of a short run."""
+        """Measured steps of a short run."""
         return 40 if self.steps is None else self.steps
 
     @property
     def num_repeats(self) -> int:
         """Number of runs per case: one per seed for full runs, else repeats."""
-        given = self.seeds if self.trains_fully else self.repeats
+        given = self.seeds if self.accuracy else self.repeats
         return 3 if given is None else given
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchStudyOptions:
+    """Options of `paceline batch-study`."""
+
+    args: RecipeArgs = field(default_factory=list)
+    batch_sizes: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Batch sizes to train with.", show_default="the recipe's")
+    ] = None
+    warmups: Annotated[
+        str | None,
+        typer.Option(metavar="0ep,5ep", help="Learning-rate warm-ups to train with.", show_default="the recipe's"),
+    ] = None
+    lr_rules: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none,sqrt,linear",
+            help="Rules to train with that scale the learning rate with the batch size.",
+            show_default="the recipe's",
+        ),
+    ] = None
+    target: Annotated[
+        float | None,
+        typer.Option(metavar="TOP1", help="Target accuracy to time, such as 0.75.", show_default="the recipe's"),
+    ] = None
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Full runs of each case.")] = 3
+    ranks: Ranks = "auto"
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Nodes of a Slurm allocation to train on, with --ranks on each."),
+    ] = None
+    run_dir: Annotated[
+        Path | None, _folder_option(help="Folder to write.", show_default="runs/batch-study-RECIPE-TIME")
+    ] = None
+    task: Task = None
+    own_code: OwnCode = False
+    oversubscribe: Oversubscribe = False
+    as_json: AsJson = False
+
+    @property
+    def trains_fully(self) -> bool:
+        """Whether runs train to the end."""
+        return True
+
+    @property
+    def num_repeats(self) -> int:
+        """Number of runs per case."""
+        return self.seeds
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictScalingOptions:
+    """Options of `paceline predict-scaling`."""
+
+    run: Annotated[Path | None, _argument(metavar="RUN", help="Run directory to predict from; or give --points.")] = (
+        None
+    )
+    points: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CSV", help="Table to predict from, with columns ranks, nodes, rank_batch, images and time_s."
+        ),
+    ] = None
+    at: Annotated[
+        str | None, typer.Option(metavar="N,N", help="Numbers of ranks to predict.", show_default="8,16,...,4096")
+    ] = None
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Ranks per node.", show_default="8; with --points, that of the table"),
+    ] = None
+    rank_batch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Images per rank and step.", show_default="as measured")
+    ] = None
+    images: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Images of the full run.",
+            show_default="one epoch of RUN; with --points, the table's largest",
+        ),
+    ] = None
+    epochs: Annotated[
+        float | None, typer.Option(metavar="N", help="Length of the full run in epochs, instead of --images.")
+    ] = None
+    fixed_s: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="Time of a run outside its steps.", show_default="as measured"),
+    ] = None
+    price: Annotated[float | None, typer.Option(metavar="PRICE", help="Price per rank and hour.")] = None
+    alone: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="A single-rank run with the same batch per rank, to separate communication."),
+    ] = None
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to write a report and tables to.")] = None
+    network: Annotated[
+        str | None,
+        _network_option(
+            metavar="NAME|FILE",
+            help="Network, such as ndr, hdr or 100gbe, or a file that paceline allreduce --out wrote.",
+        ),
+    ] = None
+    alpha_us: Annotated[float | None, _network_option(metavar="MICROSECONDS", help="Latency per message.")] = None
+    gigabytes_per_s: Annotated[float | None, _network_option(metavar="GB/S", help="Bandwidth per node.")] = None
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceOptions:
+    """Options of `paceline allreduce`."""
+
+    ranks: Ranks = "auto"
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the measurement as .json, for predict-scaling --network.")
+    ] = None
+    oversubscribe: Oversubscribe = False
+    as_json: AsJson = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -508,14 +636,18 @@ class TuneOptions:
 
     args: RecipeArgs = field(default_factory=list)
     ranks: Ranks = "auto"
-    run_dir: Annotated[Path | None, _folder_option(help="Folder to write (runs/tune-RECIPE-TIME).")] = None
-    steps: Annotated[int, typer.Option(min=1, help="Steps to measure in the shortest runs.")] = 20
-    repeats: Annotated[int, typer.Option(min=1, help="Pairs of runs that decide whether a setting stays.")] = 3
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to write.", show_default="runs/tune-RECIPE-TIME")] = (
+        None
+    )
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps to measure in the shortest runs.")] = 20
+    repeats: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Pairs of runs that decide whether a setting is kept.")
+    ] = 3
     vary: Annotated[
-        list[str], typer.Option(metavar="KEY=V,V", help="Search only these values of a field; can be repeated.")
+        list[str], _option(metavar="KEY=V,V", help="Search only these values of a field; can be repeated.")
     ] = field(default_factory=list)
     allow_batch: Annotated[
-        bool, typer.Option("--allow-batch", help="Also try other batch sizes, and scale the learning rate.")
+        bool, _flag("--allow-batch", help="Also try other batch sizes, and scale the learning rate with them.")
     ] = False
     budget: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of runs.")] = None
     own_code: OwnCode = False
@@ -534,16 +666,18 @@ class CompareOptions:
     target: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE", help="Target accuracy (the recipes' own, else one that all runs reach that learned)."
+            metavar="SHARE",
+            help="Target accuracy, such as 0.75.",
+            show_default="the recipes', or one that all runs reach",
         ),
     ] = None
     metric: Annotated[str, typer.Option(metavar="top1|top5|mean_class_accuracy", help="Accuracy to compare.")] = "top1"
     fail_below: Annotated[
         list[str],
-        typer.Option(
+        _option(
             metavar="[METRIC=]VALUE",
-            help="Exit with code 1 if a group's speedup (without METRIC), gap, images_per_s or the --metric, such as "
-            "top1=0.75, is lower; can be repeated.",
+            help="Exit with code 1 if a group's speed-up is below VALUE. METRIC can also be gap, images_per_s or an "
+            "accuracy, as in top1=0.75; can be repeated.",
         ),
     ] = field(default_factory=list)
     out: Annotated[
@@ -558,12 +692,16 @@ class ReportOptions:
 
     run: Run
     format: Annotated[str, typer.Option(metavar="html|md|json", help="Output format.")] = "html"
-    out: Annotated[Path | None, typer.Option(help="Output file (RUN/report.html; for md and json, stdout).")] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write.", show_default="RUN/report.html; for md and json, stdout"),
+    ] = None
     follow: Annotated[
-        bool, typer.Option("--follow", help="Serve the page on 127.0.0.1 and update it while the run trains; no file.")
+        bool, _flag("--follow", help="Serve the page on 127.0.0.1 and update it while the run trains; no file.")
     ] = False
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port of --follow (a free one).", show_default=False)
+        int | None,
+        typer.Option(min=0, max=65535, metavar="PORT", help="Port of --follow.", show_default="a free one"),
     ] = None
     as_json: AsJson = False
 
@@ -571,9 +709,10 @@ class ReportOptions:
 JOB_VERBS: Final[dict[str, type]] = {
     "train": TrainOptions,
     "eval": EvalOptions,
-    "ladder": LadderOptions,
-    "scale": ScaleOptions,
-    "tune": TuneOptions,
     "profile": ProfileOptions,
+    "ladder": LadderOptions,
+    "tune": TuneOptions,
+    "scale": ScaleOptions,
+    "batch-study": BatchStudyOptions,
 }
 """Verbs that a job of `paceline submit` can run, and their options."""

@@ -1,15 +1,15 @@
-"""`paceline scale`: train a recipe on more ranks and nodes, or with larger batches, and compare."""
+"""`paceline scale` and `batch-study`: train a recipe on more ranks and nodes, or with other batches, and compare."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from paceline.cli.args import count_ranks, refuse_length, refuse_no_clock, split_recipe_args
 from paceline.cli.experiment import Session, describe_outcome, raise_failed, run_experiment, run_task, with_steps_time
-from paceline.cli.options import ScaleOptions
+from paceline.cli.options import BatchStudyOptions, ScaleOptions
 from paceline.cli.progress_output import OnRunStart, PrintLine
 from paceline.cli.ranks import (
     allocated_nodes,
@@ -27,7 +27,6 @@ from paceline.cli.scale_options import (
     read_ranks,
     refuse_recipe,
     refuse_without_effect,
-    single_number,
 )
 from paceline.core.errors import PacelineError, WorldError
 from paceline.core.experiments.experiment_dir import ExperimentDir
@@ -63,6 +62,8 @@ from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load
 from paceline.recipe.plan import resolve_batch
 
+StudyOptions = ScaleOptions | BatchStudyOptions
+
 
 @dataclass(frozen=True)
 class _ScaleStudy:
@@ -71,7 +72,7 @@ class _ScaleStudy:
     `left_out` has a line per case that is not run.
     """
 
-    options: ScaleOptions
+    options: StudyOptions
     loaded: LoadedRecipe
     mode: str
     cases: Sequence[Trial]
@@ -83,10 +84,11 @@ class _ScaleStudy:
         return [case.in_turn(repeat) for case in alternate_order(self.cases, repeat)]
 
 
-def scale(options: ScaleOptions) -> int:
-    """Measure how a recipe scales, and return the exit code."""
+def scale(options: StudyOptions) -> int:
+    """Measure how a recipe scales with ranks, or what batch sizes do, and return the exit code."""
+    verb = "batch-study" if isinstance(options, BatchStudyOptions) else "scale"
     study = _load_study(options, starts_locally=True)
-    _refuse_launcher()
+    _refuse_launcher(verb)
     require_consent(study.loaded, own_code=options.own_code)
     key = _request_key(study)
     if options.task is not None:
@@ -96,20 +98,21 @@ def scale(options: ScaleOptions) -> int:
         return run_task(key, options, task, partial(_run_case, task, study))
     refuse_more_nodes(_missing_nodes(study), os.environ)
     work, total = partial(_run_cases, study), len(study.cases) * options.num_repeats
-    return run_experiment(f"scale-{study.loaded.name}", key, options, work, total=total)
+    return run_experiment(f"{verb}-{study.loaded.name}", key, options, work, total=total)
 
 
-def list_scale_tasks(options: ScaleOptions) -> tuple[ArrayTask, ...]:
+def list_scale_tasks(options: StudyOptions) -> tuple[ArrayTask, ...]:
     """Return the tasks of the study. Raise `PacelineError` for arguments it cannot measure."""
     return list_study_tasks(_load_study(options).cases, options.num_repeats)
 
 
-def _load_study(options: ScaleOptions, *, starts_locally: bool = False) -> _ScaleStudy:
+def _load_study(options: StudyOptions, *, starts_locally: bool = False) -> _ScaleStudy:
     """Return the study. Raise `PacelineError` for options without effect and unfit recipes.
 
     With `starts_locally`, refuse more ranks than this machine can start.
     """
-    refuse_without_effect(options)
+    if isinstance(options, ScaleOptions):
+        refuse_without_effect(options)
     name, overrides = split_recipe_args(options.args)
     if options.trains_fully:
         refuse_no_clock(overrides, "measure")
@@ -117,11 +120,12 @@ def _load_study(options: ScaleOptions, *, starts_locally: bool = False) -> _Scal
         refuse_length(overrides, "short runs", purpose="measure")
     loaded = load(name, overrides)
     refuse_recipe(loaded.recipe, options)
-    if starts_locally and options.nodes is None and options.rank_counts != "auto":
-        most = max(read_ranks(options.rank_counts, 0))
+    if starts_locally and options.nodes is None and options.ranks != "auto":
+        most = max(read_ranks(options.ranks, 0))
         refuse_too_many(most, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
-    build = _build_batch_study if options.is_study else _build_rank_study
-    return build(options, loaded, overrides, read_nodes(options.nodes))
+    if isinstance(options, BatchStudyOptions):
+        return _build_batch_study(options, loaded, overrides)
+    return _build_rank_study(options, loaded, overrides, read_nodes(options.nodes))
 
 
 def _missing_nodes(study: _ScaleStudy) -> list[int]:
@@ -152,11 +156,11 @@ def _run_case(task: ArrayTask, study: _ScaleStudy, session: Session) -> list[Tri
     return [outcome]
 
 
-def _refuse_launcher() -> None:
+def _refuse_launcher(verb: str) -> None:
     world = enter_world()
     if world.launcher != "single":
         started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
-        raise WorldError(f"scale: starts its own ranks, but {started} (start it once, without torchrun or srun)")
+        raise WorldError(f"{verb}: starts its own ranks, but {started} (start it once, without torchrun or srun)")
 
 
 def _build_rank_study(options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]) -> _ScaleStudy:
@@ -165,7 +169,7 @@ def _build_rank_study(options: ScaleOptions, loaded: LoadedRecipe, overrides: Pa
     gpus = 0 if recipe.parallel.device == "cpu" else count_gpus(os.environ)
     if nodes and recipe.parallel.device != "cpu":
         gpus = gpus_per_node(os.environ) or gpus
-    layouts = plan_layouts(read_ranks(options.rank_counts, gpus), nodes)
+    layouts = plan_layouts(read_ranks(options.ranks, gpus), nodes)
     loaded = replace(loaded, recipe=resolve_batch(recipe, min(layout.ranks for layout in layouts)))
     recipe = loaded.recipe
     if options.accuracy:
@@ -193,15 +197,15 @@ def _build_rank_study(options: ScaleOptions, loaded: LoadedRecipe, overrides: Pa
     )
 
 
-def _build_batch_study(options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]) -> _ScaleStudy:
+def _build_batch_study(options: BatchStudyOptions, loaded: LoadedRecipe, overrides: Patch) -> _ScaleStudy:
     """Return the study of the recipe with the batch size of its ranks."""
     target = choose_target(options, loaded.recipe.train)
-    num_nodes = single_number("--nodes", nodes) if nodes else 0
-    if options.rank_counts == "auto":
+    num_nodes = options.nodes or 0
+    if options.ranks == "auto":
         ranks = gpus_per_node(os.environ) if num_nodes else count_ranks("auto", os.environ)
         ranks = max(1, ranks)
     else:
-        ranks = single_number("--ranks", read_ranks(options.rank_counts, 0))
+        ranks = count_ranks(options.ranks, os.environ)
     ranks *= max(1, num_nodes)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, ranks))
     recipe = loaded.recipe
@@ -230,7 +234,8 @@ def _request_key(study: _ScaleStudy) -> dict[str, Any]:
         for case in study.cases
     ]
     recipe = study.loaded.recipe.to_dict()
-    whole = {"accuracy": options.trains_fully, "turns": options.num_repeats, "target": options.target}
+    whole: dict[str, Any] = {"accuracy": options.trains_fully, "turns": options.num_repeats}
+    whole["target"] = options.target if isinstance(options, BatchStudyOptions) else None
     return {"experiment": "scale", "mode": study.mode, "recipe": recipe, "cases": cases, **whole}
 
 
@@ -240,7 +245,7 @@ def _run_cases(study: _ScaleStudy, session: Session) -> ScaleResult:
     total = len(study.cases) * options.num_repeats
     for line in study.left_out:
         session.print_line(line)
-    length = "full runs" if options.trains_fully else f"runs of {options.num_steps:,} counted steps"
+    length = f"runs of {options.num_steps:,} measured steps" if _is_short(options) else "full runs"
     repeats = count(options.num_repeats, "repeat")
     session.print_line(f"{count(len(study.cases), 'case')} with {repeats}: {total:,} {length}")
     outcomes: list[TrialOutcome] = []
@@ -275,7 +280,11 @@ def _build_runner(
     )
 
 
-def _outcome_line(outcome: TrialOutcome, options: ScaleOptions) -> str:
+def _is_short(options: StudyOptions) -> TypeGuard[ScaleOptions]:
+    return isinstance(options, ScaleOptions) and not options.accuracy
+
+
+def _outcome_line(outcome: TrialOutcome, options: StudyOptions) -> str:
     top1 = compute_mean_top1([outcome.result]) if options.trains_fully and outcome.result is not None else None
     accuracy_text = f", top-1 {accuracy(top1.value)}" if top1 is not None else ""
     known = " (from an earlier start)" if outcome.is_reused else ""
@@ -300,7 +309,7 @@ def _build_result(study: _ScaleStudy, outcomes: Sequence[TrialOutcome]) -> Scale
             "mode": study.mode,
             "recipe": loaded.name,
             "recipe_hash": loaded.recipe.hash,
-            "steps": 0 if options.trains_fully else options.num_steps,
+            "steps": options.num_steps if _is_short(options) else 0,
             "warmup_steps": loaded.recipe.measure.warmup_steps,
             "repeats": options.num_repeats,
             "wall_s": sum(each.result.time.wall_s for each in outcomes if each.result is not None),

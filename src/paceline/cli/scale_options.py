@@ -1,11 +1,9 @@
-"""Select the mode of `paceline scale`, check its options, and parse those of a study."""
+"""Check and parse the options of `paceline scale`, `batch-study` and `predict-scaling`."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
-from enum import StrEnum
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
-from paceline.cli.options import ScaleOptions
+from paceline.cli.options import BatchStudyOptions, PredictScalingOptions, ScaleOptions
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.host import usable_cores
 from paceline.core.statistics import TargetCriterion
@@ -14,96 +12,50 @@ from paceline.lab.scaling import LR_RULES, BatchGrid, ScalingMode
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import Train
 
-_STUDY_NAME: Final = "a batch-size study"
 ItemT = TypeVar("ItemT")
-
-
-class ScaleMode(StrEnum):
-    """Mode of `paceline scale`; the value is its name in messages."""
-
-    RANKS = "measuring"
-    POINTS = "--predict --points"
-    RUN = "--predict RUN"
-    COLLECTIVE = "--collective"
-
-
-_PREDICTION_MODES: Final = (ScaleMode.POINTS, ScaleMode.RUN)
-# The modes that use an option which not all modes use.
-_OPTION_MODES: Final[Mapping[str, tuple[ScaleMode, ...]]] = {
-    **dict.fromkeys(("--ranks", "--oversubscribe"), (ScaleMode.RANKS, ScaleMode.COLLECTIVE)),
-    **dict.fromkeys(("--nodes", "--mode", "--steps", "--repeats", "--accuracy"), (ScaleMode.RANKS,)),
-    **dict.fromkeys(("--batch-sizes", "--warmups", "--lr-rules", "--target", "--seeds"), (ScaleMode.RANKS,)),
-    "--task": (ScaleMode.RANKS,),
-    "--own-code": (ScaleMode.RANKS,),
-    "--run-dir": (ScaleMode.RANKS, *_PREDICTION_MODES),
-    **dict.fromkeys(("--at", "--ranks-per-node", "--rank-batch", "--images", "--price"), _PREDICTION_MODES),
-    **dict.fromkeys(("--network", "--alpha-us", "--gigabytes-per-s", "--fixed-s"), (ScaleMode.RUN,)),
-    **dict.fromkeys(("--epochs", "--alone"), (ScaleMode.RUN,)),
-    "--out": (ScaleMode.COLLECTIVE,),
-}
-
-
-def select_mode(options: ScaleOptions) -> ScaleMode:
-    """Return the mode. Raise `RecipeError` if options contradict each other, or have no effect in it."""
-    args, points = options.args, options.points
-    if options.collective and (options.predict or points is not None or args):
-        raise RecipeError("--collective: times all-reduces, with neither a recipe nor --predict (leave those out)")
-    if points is not None and not options.predict:
-        raise RecipeError(f"--points: {points} is input for a prediction (add --predict)")
-    if points is not None and args:
-        raise RecipeError(f"--points: {points} and {args[0]} are both inputs for a prediction (leave one out)")
-    if options.predict and points is None and len(args) != 1:
-        raise RecipeError("--predict: needs a run (write paceline scale RUN --predict, or --points CSV)")
-    if options.collective:
-        mode = ScaleMode.COLLECTIVE
-    elif not options.predict:
-        mode = ScaleMode.RANKS
-    else:
-        mode = ScaleMode.RUN if points is None else ScaleMode.POINTS
-    _refuse_other_modes(options, mode)
-    return mode
-
-
-def _refuse_other_modes(options: ScaleOptions, mode: ScaleMode) -> None:
-    for name, value in asdict(options).items():
-        option = f"--{name.replace('_', '-')}"
-        modes = _OPTION_MODES.get(option, (mode,))
-        if mode not in modes and value is not None and value is not False:
-            needs = " or ".join(modes)
-            raise RecipeError(f"{option}: {value} has no effect in this mode (leave it out; it is for {needs})")
 
 
 def refuse_without_effect(options: ScaleOptions) -> None:
     """Raise `RecipeError` for the first option that has no effect."""
     if options.oversubscribe and options.nodes is not None:
         raise RecipeError("--oversubscribe: has no effect beside --nodes, where Slurm starts ranks (leave it out)")
-    short: dict[str, object] = {"--steps": options.steps, "--repeats": options.repeats}
     given: dict[str, object]
-    if options.is_study:
-        given = {**short, "--mode": options.mode, "--accuracy": options.accuracy or None}
-        beside, fix = f"on {_STUDY_NAME}, which trains full runs", "leave it out"
-    elif options.accuracy:
-        given = {**short, "--target": options.target}
+    if options.accuracy:
+        given = {"--steps": options.steps, "--repeats": options.repeats}
         beside, fix = "beside --accuracy, which trains full runs", "leave it out; --seeds sets how many"
     else:
-        given = {"--seeds": options.seeds, "--target": options.target}
-        beside, fix = "on short runs", "add --accuracy, or --batch-sizes for a batch-size study"
+        given = {"--seeds": options.seeds}
+        beside, fix = "on short runs", "add --accuracy"
     for option, value in given.items():
         if value is not None:
             raise RecipeError(f"{option}: {value} has no effect {beside} ({fix})")
 
 
+def refuse_prediction_options(options: PredictScalingOptions) -> None:
+    """Raise `RecipeError` unless there is a run or a table, and for options without effect on a table."""
+    if options.run is None and options.points is None:
+        raise RecipeError("RUN: is missing (name a run directory, or give a table with --points CSV)")
+    if options.run is not None and options.points is not None:
+        raise RecipeError(f"--points: {options.points} and {options.run} are both inputs (leave one out)")
+    of_runs = ("network", "alpha_us", "gigabytes_per_s", "fixed_s", "epochs", "alone")
+    for name in of_runs if options.points is not None else ():
+        value = getattr(options, name)
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise RecipeError(f"{option}: {value} has no effect on a table (leave it out; it is for a run)")
+
+
 def parse_mode(options: ScaleOptions) -> ScalingMode:
     """Return weak or strong. Raise `RecipeError` for another value of `--mode`."""
     match options.mode:
-        case None | "weak":
+        case "weak":
             return "weak"
         case "strong":
             return "strong"
     raise RecipeError(f"--mode: {options.mode!r} is not a scaling mode (write weak or strong)")
 
 
-def build_grid(options: ScaleOptions) -> BatchGrid:
+def build_grid(options: BatchStudyOptions) -> BatchGrid:
     """Return the grid of a batch-size study. Raise `RecipeError` for invalid values."""
     return BatchGrid(
         batch_sizes=tuple(_parse_list("--batch-sizes", options.batch_sizes, _parse_batch_size)),
@@ -112,7 +64,7 @@ def build_grid(options: ScaleOptions) -> BatchGrid:
     )
 
 
-def choose_target(options: ScaleOptions, train: Train) -> TargetCriterion | None:
+def choose_target(options: BatchStudyOptions, train: Train) -> TargetCriterion | None:
     """Return the target accuracy: `--target`, or the recipe's own. Raise `RecipeError` unless in (0, 1]."""
     if options.target is not None:
         if not 0 < options.target <= 1:
@@ -142,16 +94,9 @@ def read_nodes(text: str | None) -> list[int]:
     return [] if text is None else _parse_numbers("--nodes", text)
 
 
-def single_number(option: str, numbers: list[int]) -> int:
-    """Return the only number. Raise `WorldError` for several."""
-    if len(numbers) > 1:
-        raise WorldError(f"{option}: {_STUDY_NAME} takes one number (write {option} {numbers[-1]})")
-    return numbers[0]
-
-
-def refuse_recipe(recipe: Recipe, options: ScaleOptions) -> None:
+def refuse_recipe(recipe: Recipe, options: ScaleOptions | BatchStudyOptions) -> None:
     """Raise `RecipeError` for a recipe without ranks or evaluation, or that trains for unequal lengths."""
-    if recipe.parallel.strategy == "dataparallel" and not options.is_study:
+    if recipe.parallel.strategy == "dataparallel" and isinstance(options, ScaleOptions):
         fix = "set parallel.strategy=ddp"
         raise RecipeError(f"parallel.strategy: dataparallel is one process, so there are no ranks to vary ({fix})")
     if options.trains_fully and recipe.train.eval_every == "off":
@@ -163,10 +108,10 @@ def refuse_recipe(recipe: Recipe, options: ScaleOptions) -> None:
         )
 
 
-def _has_batches(options: ScaleOptions) -> bool:
-    if options.is_study:
+def _has_batches(options: ScaleOptions | BatchStudyOptions) -> bool:
+    if isinstance(options, BatchStudyOptions):
         return len(build_grid(options).batch_sizes) > 1
-    has_several = "auto" in options.rank_counts or "," in options.rank_counts or "," in (options.nodes or "")
+    has_several = "auto" in options.ranks or "," in options.ranks or "," in (options.nodes or "")
     return has_several and parse_mode(options) == "weak"
 
 

@@ -1,4 +1,4 @@
-"""`paceline scale --predict`: predict training time on more ranks, from a run or a table of measurements."""
+"""`paceline predict-scaling`: predict training time on more ranks, from a run or a table of measurements."""
 
 import dataclasses
 import math
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from paceline.cli.experiment import finish_experiment, locked_experiment, show_experiment
-from paceline.cli.options import ScaleOptions
+from paceline.cli.options import PredictScalingOptions
+from paceline.cli.scale_options import refuse_prediction_options
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.results import PredictionResult
 from paceline.core.run_dir import RunDir
@@ -32,9 +33,15 @@ RANKS_PER_NODE: Final = 8
 _MAX_RANKS: Final = 1_000_000
 
 
-def predict_run(options: ScaleOptions) -> int:
-    """Run `paceline scale RUN --predict`, and return the exit code. Raise `RecipeError` for invalid options."""
-    run, images, epochs = Path(options.args[0]), options.images, options.epochs
+def predict_scaling(options: PredictScalingOptions) -> int:
+    """Run `paceline predict-scaling`, and return the exit code. Raise `RecipeError` for invalid options."""
+    refuse_prediction_options(options)
+    return predict_points(options) if options.run is None else predict_run(options, options.run)
+
+
+def predict_run(options: PredictScalingOptions, run: Path) -> int:
+    """Predict from a run directory, and return the exit code. Raise `RecipeError` for invalid options."""
+    images, epochs = options.images, options.epochs
     if epochs is not None and images is not None:
         raise RecipeError(
             f"--epochs: {epochs:g} and --images: {images:g} both set the length of the run (leave one out)"
@@ -74,12 +81,12 @@ def _read_single_rank(run: Path, path: Path | None) -> MeasuredStep | None:
     return alone
 
 
-def predict_points(options: ScaleOptions) -> int:
-    """Run `paceline scale --predict --points`, and return the exit code.
+def predict_points(options: PredictScalingOptions) -> int:
+    """Predict from a table of measurements, and return the exit code.
 
     Raise `RecipeError` for invalid options, and `DataError` for an unusable table.
     """
-    assert options.points is not None, "this mode has --points"
+    assert options.points is not None, "`refuse_prediction_options` has checked"
     _refuse_invalid_numbers(options)
     ranks, table = parse_ranks(DEFAULT_RANKS if options.at is None else options.at), read_points(options.points)
     on_node = options.ranks_per_node or max(-(-point.ranks // point.nodes) for point in table)
@@ -108,7 +115,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(word) for word in items))
 
 
-def _refuse_invalid_numbers(options: ScaleOptions) -> None:
+def _refuse_invalid_numbers(options: PredictScalingOptions) -> None:
     """Raise `RecipeError` for an option that is not finite and above 0; some may be 0."""
     for name in ("images", "epochs", "price", "gigabytes_per_s", "fixed_s", "alpha_us"):
         value, may_be_zero = getattr(options, name), name in ("fixed_s", "alpha_us")

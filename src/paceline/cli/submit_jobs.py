@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from paceline.cli.args import split_recipe_args
-from paceline.cli.options import JOB_VERBS, LadderOptions, ProfileOptions, ScaleOptions, SubmitOptions, parse_options
-from paceline.cli.scale_options import ScaleMode, powers_of_two, read_nodes, select_mode
+from paceline.cli.options import (
+    JOB_VERBS,
+    BatchStudyOptions,
+    LadderOptions,
+    ProfileOptions,
+    ScaleOptions,
+    SubmitOptions,
+    parse_options,
+)
+from paceline.cli.scale_options import powers_of_two, read_nodes
 from paceline.cluster.job import ClusterJob
 from paceline.core.errors import RecipeError, WorldError
 from paceline.core.run_dir import RunDir, is_run
@@ -307,7 +315,7 @@ def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
 def _prepare_experiment(request: SubmitRequest, shape: JobShape, *, array: bool) -> PreparedJob:
     recipe_name, overrides = split_recipe_args(list(request.args))
     options = request.parse()
-    if isinstance(options, ScaleOptions):
+    if isinstance(options, ScaleOptions | BatchStudyOptions):
         shape = _with_nodes(options, shape)
         request = _with_ranks_and_nodes(request, options, shape, array=array)
     else:
@@ -330,23 +338,20 @@ def _is_preset(name: str) -> bool:
     return find_recipe(name).is_relative_to(PRESETS)
 
 
-def _with_nodes(options: ScaleOptions, shape: JobShape) -> JobShape:
+def _with_nodes(options: ScaleOptions | BatchStudyOptions, shape: JobShape) -> JobShape:
     """Return the shape with the nodes that a study needs. Raise `WorldError` if fewer were requested."""
-    mode = select_mode(options)
-    if mode != ScaleMode.RANKS:
-        raise RecipeError(f"{mode}: has no tasks (start it by itself)")
-    most = max(read_nodes(options.nodes), default=1)
+    most = (options.nodes or 1) if isinstance(options, BatchStudyOptions) else max(read_nodes(options.nodes), default=1)
     if 1 < shape.nodes < most:
         raise WorldError(f"--nodes: {shape.nodes}, but the study goes to {most} (write --nodes {most} before `--`)")
     return replace(shape, nodes=max(shape.nodes, most))
 
 
 def _with_ranks_and_nodes(
-    request: SubmitRequest, options: ScaleOptions, shape: JobShape, *, array: bool
+    request: SubmitRequest, options: ScaleOptions | BatchStudyOptions, shape: JobShape, *, array: bool
 ) -> SubmitRequest:
     """Return a study with ranks and nodes: unless given, powers of two up to all."""
     ranks, nodes = (
-        str(most) if options.is_study else ",".join(map(str, powers_of_two(most)))
+        str(most) if isinstance(options, BatchStudyOptions) else ",".join(map(str, powers_of_two(most)))
         for most in (shape.ranks_per_node, shape.nodes)
     )
     request = _add_ranks(request, ranks, array=array)
@@ -405,8 +410,8 @@ def list_tasks(request: SubmitRequest) -> tuple[ArrayTask, ...]:
             from paceline.cli.ladder import plan_ladder_tasks
 
             return plan_ladder_tasks(options)
-        case ScaleOptions() as options:
+        case (ScaleOptions() | BatchStudyOptions()) as options:
             from paceline.cli.scale import list_scale_tasks
 
             return list_scale_tasks(options)
-    raise RecipeError(f"--array: {request.verb} has no independent tasks (it is for ladder and scale)")
+    raise RecipeError(f"--array: {request.verb} has no independent tasks (it is for ladder, scale and batch-study)")

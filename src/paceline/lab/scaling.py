@@ -202,7 +202,7 @@ def _compute_efficiency(speeds: Mapping[int, float], base_speeds: Mapping[int, f
 
 
 def format_points_csv(points: Sequence[ScalePoint]) -> str:
-    """Return the measurements as a table for `paceline scale --predict --points`, or "" if there are none."""
+    """Return the measurements as a table for `paceline predict-scaling --points`, or "" if there are none."""
     rows = [
         f"{point.ranks},{point.nodes},{point.rank_batch},{point.images_per_s.value:.6g},1"
         for point in points

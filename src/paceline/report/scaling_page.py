@@ -224,7 +224,7 @@ def _prediction_section(report: ExperimentReport, result: ScaleResult) -> PageSe
         return None
     most = max(measured, key=lambda point: point.ranks)
     at, on_node = 4 * most.ranks, max(point.ranks // point.nodes for point in measured)
-    arguments = ["paceline", "scale", "--predict", "--points", str(ExperimentDir(report.path).points), "--at", str(at)]
+    arguments = ["paceline", "predict-scaling", "--points", str(ExperimentDir(report.path).points), "--at", str(at)]
     arguments += ["--ranks-per-node", str(on_node)]
     # The global batch stays, so the batch per rank shrinks.
     arguments += ["--rank-batch", str(max(1, most.batch_size // at))] if result.mode == "strong" else []

@@ -49,7 +49,7 @@ def test_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not(hosts, tmp_path: Pa
 
 def test_all_reduces_measure_the_bandwidth_of_a_link(hosts, tmp_path: Path) -> None:
     hosts.shape("100mbit", *PAIR)
-    ends = hosts.wait_all(*hosts.start_without_launcher(PAIR, "scale", "--collective", "--out", "wire.json"))
+    ends = hosts.wait_all(*hosts.start_without_launcher(PAIR, "allreduce", "--out", "wire.json"))
     assert [end.code for end in ends] == [0, 0], ends
     found = read_all_reduce_file(tmp_path / "wire.json")
     assert (found.backend, found.ranks, found.nodes) == ("gloo", 2, 2)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.allreduce import show_allreduce, time_allreduce, write_measurement
-from paceline.cli.options import ScaleOptions
+from paceline.cli.options import AllReduceOptions
 from paceline.core.errors import WorldError
 from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming, fit_link, read_all_reduce_file
 
@@ -43,4 +43,4 @@ def test_a_file_that_cannot_be_written_is_an_error_in_one_line(tmp_path: Path):
 @pytest.mark.parametrize("name", ["wire", "wire.txt", "a+b.json"])
 def test_a_file_that_no_network_could_be_named_by_is_refused_before_anything_is_measured(name: str):
     with pytest.raises(WorldError, match=r"^--out: .* \(name a file such as net\.json, without \+\)"):
-        time_allreduce(ScaleOptions(ranks="not even read", out=Path(name)))
+        time_allreduce(AllReduceOptions(ranks="not even read", out=Path(name)))

@@ -28,7 +28,7 @@ def test_good_images_are_counted(photographs, capsys):
     words, _ = photographs
     assert verify_data(DataVerifyOptions(args=words, workers="2")) == 0
     out, err = capsys.readouterr()
-    assert re.fullmatch(r"12 images, 0 bad \([\d,]+ images/s, 2 workers\)\n", out)
+    assert re.fullmatch(r"12 images, 0 bad \([\d,.]+ images/s, 2 workers\)\n", out)
     assert err == ""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli import scale as verb
 from paceline.cli.experiment import show_experiment
-from paceline.cli.options import ScaleOptions
+from paceline.cli.options import BatchStudyOptions, ScaleOptions
 from paceline.cli.ranks import refuse_more_nodes, srun_starter
 from paceline.cli.scale_options import read_ranks
 from paceline.core.errors import PacelineError
@@ -112,6 +112,8 @@ def scale(monkeypatch: pytest.MonkeyPatch, started: list[list[str]]) -> Callable
             return Child(command, fails)
 
         monkeypatch.setattr(verb, "start_process", start)
+        if {"batch_sizes", "warmups", "lr_rules"} & options.keys():
+            return verb.scale(BatchStudyOptions(args=list(words), **{"ranks": "1", **options}))
         return verb.scale(ScaleOptions(args=list(words), **{"ranks": "1,2", **options}))
 
     return work
@@ -132,11 +134,8 @@ def only_result() -> tuple[ExperimentDir, ScaleResult]:
         ([], {"ranks": "0"}, "^--ranks: '0' is not a number"),
         ([], {"mode": "odd"}, r"^--mode: 'odd' is not a scaling mode \(write weak or strong\)$"),
         ([], {"seeds": 2}, "^--seeds: 2 has no effect on short runs"),
-        ([], {"target": 0.5}, r"^--target: 0\.5 has no effect on short runs"),
         ([], {"accuracy": True, "steps": 5}, "^--steps: 5 has no effect beside --accuracy"),
-        ([], {"batch_sizes": "64", "mode": "weak"}, "^--mode: weak has no effect on a batch-size study"),
-        ([], {"batch_sizes": "64", "accuracy": True}, "^--accuracy: True has no effect on a batch-size study"),
-        ([], {"batch_sizes": "64", "ranks": "1,2"}, r"^--ranks: a batch-size study takes one number \(write --ranks 2"),
+        ([], {"batch_sizes": "64", "ranks": "1,2"}, "^--ranks: '1,2' is not a number"),
         ([], {"batch_sizes": "64,many", "ranks": "1"}, "^--batch-sizes: 'many' is not a batch size"),
         ([], {"warmups": "5", "ranks": "1"}, "^--warmups: '5' is not a duration"),
         ([], {"lr_rules": "cubic", "ranks": "1"}, r"^--lr-rules: 'cubic' is not a rule \(write none, sqrt, linear"),
@@ -182,7 +181,7 @@ def test_ranks_are_measured_alternating_and_printed(scale, started, capsys: pyte
     assert [point.ranks for point in read_points(folder.path / "points.csv")] == [1, 2]
     assert folder.table.is_file() and folder.markdown.is_file()
     printed = capsys.readouterr().out
-    assert "2 cases with 2 repeats: 4 runs of 7 counted steps" in printed
+    assert "2 cases with 2 repeats: 4 runs of 7 measured steps" in printed
     assert "2 ranks, repeat 1: 190 images/s" in printed and "95.0 %" in printed
     assert f"Caution: {found.caution}" in printed and f"folder: {folder.path}" in printed
 
@@ -253,7 +252,7 @@ def test_an_experiment_over_nodes_concludes_outside_of_an_allocation(
 def test_runs_over_nodes_of_two_clusters_are_put_together_with_a_caution(
     scale, started, monkeypatch: pytest.MonkeyPatch, capsys, shape: dict[str, Any]
 ) -> None:
-    study = {"run_dir": Path("found"), "nodes": "2", "task": None, **shape}
+    study = {"run_dir": Path("found"), "nodes": 2 if "seeds" in shape else "2", "task": None, **shape}
     study = study if "seeds" in shape else {**study, "repeats": 2}
     monkeypatch.setattr(verb, "srun_starter", lambda environ: verb.start_process)
     with monkeypatch.context() as allocation:
@@ -357,7 +356,7 @@ def test_the_time_of_an_epoch_is_printed(capsys, tmp_path: Path) -> None:
 
 def test_the_prediction_command_is_for_an_epoch_of_the_study(capsys, tmp_path: Path) -> None:
     points = (point(1, 100), point(4, 380))
-    path = f"paceline scale --predict --points {tmp_path}/points.csv --at 16 --ranks-per-node 4"
+    path = f"paceline predict-scaling --points {tmp_path}/points.csv --at 16 --ranks-per-node 4"
     assert f"{path} --images 1500 " in shown(capsys, tmp_path, "weak", *points) + " "
     assert f"{path} --rank-batch 8 --images 1500 " in shown(capsys, tmp_path, "strong", *points) + " "
 

@@ -1,46 +1,48 @@
-"""`paceline scale` answers four questions, and hears no option in vain."""
+"""Options of `paceline predict-scaling` that have no effect, and command lines from before `scale` was split."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.cli.options import ScaleOptions
-from paceline.cli.scale_options import ScaleMode, select_mode
+from paceline.cli.old_spellings import rewrite_scale
+from paceline.cli.options import PredictScalingOptions
+from paceline.cli.scale_options import refuse_prediction_options
 from paceline.core.errors import RecipeError
 
-CSV, RUN = Path("times.csv"), "runs/one"
-
-
-def test_each_mode_is_selected_by_its_options() -> None:
-    assert select_mode(ScaleOptions(args=["digits", "seed=1"], ranks="1,2", mode="strong", task=3)) == ScaleMode.RANKS
-    assert select_mode(ScaleOptions(predict=True, points=CSV, at="64", rank_batch=128)) == ScaleMode.POINTS
-    assert select_mode(ScaleOptions(args=[RUN], predict=True, network="ndr", epochs=2.0)) == ScaleMode.RUN
-    assert select_mode(ScaleOptions(collective=True, ranks="2", out=Path("net.json"))) == ScaleMode.COLLECTIVE
+CSV, RUN = Path("times.csv"), Path("runs/one")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"points": CSV}, r"--points: times\.csv is input for a prediction \(add --predict\)"),
-        ({"predict": True}, r"--predict: needs a run \(write "),
-        ({"predict": True, "args": [RUN, "seed=1"]}, r"--predict: needs a run \(write "),
-        ({"predict": True, "points": CSV, "args": [RUN]}, r"--points: times\.csv and runs/one are both .*leave one"),
-        ({"collective": True, "args": [RUN]}, r"--collective: times all-reduces, .*\(leave those out\)"),
-        (
-            {"predict": True, "args": [RUN], "task": 1},
-            r"--task: 1 has no effect in this mode \(leave it out; it is for m",
-        ),
-        (
-            {"at": "8"},
-            r"--at: 8 has no effect in this mode \(leave it out; it is for --predict --points or --predict RUN\)",
-        ),
-        ({"predict": True, "points": CSV, "network": "ndr"}, r"--network: ndr has no effect in this mode"),
-        ({"predict": True, "args": [RUN], "accuracy": True}, r"--accuracy: True has no effect in this mode"),
-        ({"collective": True, "steps": 4}, r"--steps: 4 has no effect in this mode"),
-        ({"out": CSV}, r"--out: times\.csv has no effect in this mode \(leave it out; it is for --collective\)"),
+        ({}, r"RUN: is missing \(name a run directory"),
+        ({"points": CSV, "run": RUN}, r"--points: times\.csv and runs/one are both inputs \(leave one out\)"),
+        ({"points": CSV, "network": "ndr"}, r"--network: ndr has no effect on a table \(leave it out"),
+        ({"points": CSV, "fixed_s": 0.0}, r"--fixed-s: 0\.0 has no effect on a table"),
     ],
 )
 def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=f"^{message}"):
-        select_mode(ScaleOptions(**options))
+        refuse_prediction_options(PredictScalingOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("scale --predict --points a.csv --at 8", "predict-scaling --points a.csv --at 8"),
+        ("scale runs/one --predict --network=ndr", "predict-scaling runs/one --network=ndr"),
+        ("scale --collective --ranks 2 --out net.json", "allreduce --ranks 2 --out net.json"),
+        ("scale digits --batch-sizes=64,128", "batch-study digits --batch-sizes=64,128"),
+        ("submit scale digits --nodes 2 -- --warmups 0ep", "submit batch-study digits --nodes 2 -- --warmups 0ep"),
+    ],
+)
+def test_an_old_spelling_is_rewritten_with_a_note(old: str, new: str) -> None:
+    words, note = rewrite_scale(old.split())
+    assert words == new.split()
+    assert note.startswith("note: ") and new.removeprefix("submit ").split()[0] in note
+
+
+@pytest.mark.parametrize("line", ["scale digits --ranks 1,2", "train scale --predict", "", "submit digits"])
+def test_other_command_lines_stay(line: str) -> None:
+    assert rewrite_scale(line.split()) == (line.split(), "")

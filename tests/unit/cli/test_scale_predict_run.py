@@ -1,12 +1,12 @@
-"""What `paceline scale RUN --predict` prints, of a run's folder alone, and what it refuses."""
+"""What `paceline predict-scaling RUN` prints, of a run's folder alone, and what it refuses."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from paceline.cli.options import ScaleOptions
-from paceline.cli.scale_predict import parse_ranks, predict_run
+from paceline.cli.options import PredictScalingOptions
+from paceline.cli.scale_predict import parse_ranks, predict_scaling
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import PredictionResult
@@ -55,7 +55,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> PredictionResult:
 
 
 def test_json_is_the_only_output(run, capsys):
-    assert predict_run(ScaleOptions(args=[str(run)], at="1,8,64", network="ndr", as_json=True)) == 0
+    assert predict_scaling(PredictScalingOptions(run=run, at="1,8,64", network="ndr", as_json=True)) == 0
     found = printed(capsys)
     assert [each.ranks for each in found.predictions] == [1, 8, 64]
     assert [each.nodes for each in found.predictions] == [1, 1, 8]
@@ -65,13 +65,13 @@ def test_json_is_the_only_output(run, capsys):
 
 
 def test_powers_of_two_from_8_to_4096_ranks_are_predicted_by_default(run, capsys):
-    predict_run(ScaleOptions(args=[str(run)], network="hdr", as_json=True))
+    predict_scaling(PredictScalingOptions(run=run, network="hdr", as_json=True))
     assert [each.ranks for each in printed(capsys).predictions] == [2**power for power in range(3, 13)]
 
 
 def test_times_efficiency_and_the_dominating_part_are_printed(run, capsys):
     for ranks, images in (("8", 64e3), ("4096", 64e7)):
-        predict_run(ScaleOptions(args=[str(run)], at=ranks, network="25gbe", price=2.0, images=images))
+        predict_scaling(PredictScalingOptions(run=run, at=ranks, network="25gbe", price=2.0, images=images))
     out = capsys.readouterr().out
     for words in ("4,096", "is likely", "cost", "communication", "start-up", "25gbe"):
         assert words in out, words
@@ -80,11 +80,11 @@ def test_times_efficiency_and_the_dominating_part_are_printed(run, capsys):
 def test_a_prediction_is_written_to_run_dir(run, tmp_path, capsys):
     folder = tmp_path / "foretold"
     for _ in range(2):  # the same again is the same folder
-        predict_run(ScaleOptions(args=[str(run)], at="8", network="ndr", run_dir=folder, as_json=True))
+        predict_scaling(PredictScalingOptions(run=run, at="8", network="ndr", run_dir=folder, as_json=True))
         assert ExperimentDir(folder).read() == printed(capsys)
     assert all((folder / name).stat().st_size for name in ("table.csv", "table.md", "report.html"))
     with pytest.raises(RecipeError, match=r"^--run-dir: .* holds something else"):
-        predict_run(ScaleOptions(args=[str(run)], at="16", network="ndr", run_dir=folder))
+        predict_scaling(PredictScalingOptions(run=run, at="16", network="ndr", run_dir=folder))
 
 
 def test_a_run_alone_of_another_recipe_is_refused(run, tmp_path, capsys):
@@ -92,22 +92,22 @@ def test_a_run_alone_of_another_recipe_is_refused(run, tmp_path, capsys):
     for name in ("result.json", "plan.json", "profile.json"):
         (alone / name).write_text((run / name).read_text())
     write_recipe(load("digits", Patch((("seed", 3),))).recipe, alone / "recipe.yaml")
-    predict_run(ScaleOptions(args=[str(run)], at="8", network="ndr", alone=alone))
+    predict_scaling(PredictScalingOptions(run=run, at="8", network="ndr", alone=alone))
     write_recipe(load("digits", Patch((("train.precision", "bf16"),))).recipe, alone / "recipe.yaml")
     with pytest.raises(RecipeError, match=r"^--alone: .*: train\.precision is bf16, but fp32 in "):
-        predict_run(ScaleOptions(args=[str(run)], at="8", network="ndr", alone=alone))
+        predict_scaling(PredictScalingOptions(run=run, at="8", network="ndr", alone=alone))
 
 
 def test_a_longer_run_takes_longer_but_starts_once(run, capsys):
     times = []
     for more in ({}, {"epochs": 2.0}, {"images": 128_000.0}, {"fixed_s": 0.0}):
-        predict_run(ScaleOptions(args=[str(run)], at="1", network="ndr", as_json=True, **more))
+        predict_scaling(PredictScalingOptions(run=run, at="1", network="ndr", as_json=True, **more))
         times.append(printed(capsys).predictions[0].time_s)
     assert times == [pytest.approx(11.5), pytest.approx(21.5), pytest.approx(21.5), pytest.approx(10.0)]
 
 
 def test_a_network_of_ones_own_needs_no_name(run, capsys):
-    predict_run(ScaleOptions(args=[str(run)], at="64", alpha_us=10.0, gigabytes_per_s=3.0, as_json=True))
+    predict_scaling(PredictScalingOptions(run=run, at="64", alpha_us=10.0, gigabytes_per_s=3.0, as_json=True))
     assert "3 GB/s and 10 us a hop" in printed(capsys).network
 
 
@@ -125,7 +125,7 @@ def test_a_network_of_ones_own_needs_no_name(run, capsys):
 )
 def test_an_invalid_option_is_an_error_in_one_line(run, more, message):
     with pytest.raises(RecipeError) as raised:
-        predict_run(ScaleOptions(args=[str(run)], **more))
+        predict_scaling(PredictScalingOptions(run=run, **more))
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 

@@ -167,7 +167,6 @@ def test_a_job_that_slurm_rejects_leaves_no_files(here: Path, tmp_path: Path):
         (["ladder", "cpu", "recipe=nothing"], {}, "'nothing': is neither a preset"),
         (["ladder", "cpu", "--ranks", "two"], {}, "--ranks: 'two' is not a number of processes"),
         (["ladder", "cpu", "train.epochs=3"], {}, "train.epochs: 3 has no effect on a ladder"),
-        (["scale", "--collective"], {}, "--collective: has no tasks"),
         (["eval"], {}, "eval: needs a run directory"),
         (["eval", "nowhere"], {}, "nowhere: is not a run directory"),
         (["ladder", "nowhere"], {}, "'nowhere': is not a ladder"),
@@ -352,9 +351,9 @@ def test_an_error_names_the_site_variable(here: Path, monkeypatch):
         (["ladder", "cpu", "--ranks", "3"], {}, "ladder cpu --ranks 3 --run-dir"),
         (["scale", "digits"], {"nodes": 3, "gpus_per_node": 4}, "scale digits --ranks 1,2,4 --nodes 1,2,3 --run-dir"),
         (
-            ["scale", "digits", "--batch-sizes", "32"],
+            ["batch-study", "digits", "--batch-sizes", "32"],
             {"nodes": 2, "ranks_per_node": 2},
-            "scale digits --batch-sizes 32 --ranks 2 --nodes 2 --run-dir",
+            "batch-study digits --batch-sizes 32 --ranks 2 --nodes 2 --run-dir",
         ),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_study_over_nodes_has_tasks_on_as_many_nodes_as_each_point() -> None:
 
 
 def test_a_study_of_batches_has_a_task_for_each_run_on_all_ranks() -> None:
-    request = prepared("scale", "--batch-sizes", "64,128", "--seeds", "3", ranks=2)
+    request = prepared("batch-study", "--batch-sizes", "64,128", "--seeds", "3", ranks=2)
     assert request.options[-2:] == ("--ranks", "2")
     assert [(task.nodes, task.ranks) for task in list_tasks(request)] == [(1, 2)] * 6
 
@@ -59,12 +59,9 @@ def test_given_ranks_are_kept_but_auto_is_replaced() -> None:
 @pytest.mark.parametrize(
     ("verb", "options", "message"),
     [
-        ("train", [], r"^--array: train has no independent tasks \(it is for ladder and scale\)$"),
+        ("train", [], r"^--array: train has no independent tasks \(it is for ladder, scale and batch-study\)$"),
         ("ladder", ["--list"], r"^--list: is not an option of ladder in a job \(leave it out"),
         ("ladder", ["train.epochs=3"], "^train.epochs: 3 has no effect on a ladder"),
-        ("scale", ["--collective"], "^--collective: has no tasks"),
-        ("scale", ["run", "--predict"], "^--predict RUN: has no tasks"),
-        ("scale", ["--at", "8"], "^--at: 8 has no effect in this mode"),
         ("scale", ["--seeds", "8"], "^--seeds: 8 has no effect on short runs"),
     ],
 )

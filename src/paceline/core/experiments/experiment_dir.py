@@ -71,7 +71,7 @@ class ExperimentDir:
 
     @property
     def points(self) -> Path:
-        """Speeds over ranks as CSV, for `paceline scale --predict --points`."""
+        """Speeds over ranks as CSV, for `paceline predict-scaling --points`."""
         return self.path / "points.csv"
 
     @property

@@ -89,14 +89,14 @@ def fit_link(backend: str, ranks: int, nodes: int, times: Sequence[AllReduceTimi
 
 
 def read_all_reduce_file(path: Path) -> AllReduceMeasurement:
-    """Read the output of `paceline scale --collective`. Raise `RecipeError` if it is invalid."""
+    """Read the output of `paceline allreduce`. Raise `RecipeError` if it is invalid."""
     try:
         return AllReduceMeasurement.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise RecipeError(f"--network: {path}: cannot be read: {error.strerror} (name another file)") from None
     except (ValidationError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        fix = "write one with `paceline scale --collective`"
+        fix = "write one with `paceline allreduce`"
         raise RecipeError(f"--network: {path}: is not a measured collective: {reason} ({fix})") from None
 
 
@@ -175,7 +175,7 @@ def _build_link(name: str, alpha_us: float, low: float, typical: float, high: fl
 
 
 # Name, microseconds per hop, and lowest, typical and highest GB/s: observed rates of collectives, not nominal ones.
-# Measure your own with `paceline scale --collective`.
+# Measure your own with `paceline allreduce`.
 _INTRA_NODE_ROWS: Final = (
     ("nvlink4", _NVLINK_HOP_US, 340, 370, 480, f"H200, 8 GPUs; 475-480 with NVLS: {_NCCL_TESTS_ISSUES}/272 and 212"),
     ("nvlink3", _NVLINK_HOP_US, 210, 232, 240, f"A100, 8 GPUs: {_NCCL_TESTS_ISSUES}/175"),
@@ -205,7 +205,7 @@ def build_network(
     """Return the network named `[INSIDE+][COUNTx]BETWEEN`, such as `ndr`, `1xndr` or `nvlink3+25gbe`.
 
     COUNT is the number of adapters per node: one per GPU for ndr and hdr, else one. INSIDE alone means a single node. A
-    file of `paceline scale --collective` can replace the whole or a part. `alpha_us` and `gigabytes_per_s` override the
+    file of `paceline allreduce` can replace the whole or a part. `alpha_us` and `gigabytes_per_s` override the
     links between nodes, for all adapters together. Raise `RecipeError` for an unknown name.
     """
     if name is None and gigabytes_per_s is None:

@@ -106,7 +106,7 @@ def batches():
     points = [point(batch, warmup) for warmup in ("5ep", "off") for batch in (128, 512, 2048)]
     return ScaleResult(mode="batch", batches=tuple(points), target=0.75, wall_s=4000.0, provenance=PROVENANCE,
                        sentences=("Batch 2048 reaches 75 % in 0.53 of the time of batch 128.",),
-                       command=("paceline", "scale", "--batch-sizes", "128,512,2048"), **FACTS)  # fmt: skip
+                       command=("paceline", "batch-study", "--batch-sizes", "128,512,2048"), **FACTS)  # fmt: skip
 
 
 def prediction(ranks=(8, 64, 512, 4096)):
@@ -133,7 +133,7 @@ def prediction(ranks=(8, 64, 512, 4096)):
         basis="points", source="published.csv", form="T = images/(N b) [b t + c1 [N>1] + c2 2(n-1)/n] + F",
         terms={"t": 0.0025, "c1": 0.004, "c2": 0.011, "F": 12.0}, points=tuple(points), network="",
         predictions=tuple(predictions), notes=(f"No point tells c1 from c2: {EVIL}.",),
-        command=("paceline", "scale", "--predict"), provenance=PROVENANCE,
+        command=("paceline", "predict-scaling"), provenance=PROVENANCE,
     )  # fmt: skip
 
 
