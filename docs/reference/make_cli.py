@@ -163,6 +163,8 @@ def _value(annotation: Any) -> tuple[str, str]:
 def _default(option: Any) -> str:
     if option.is_flag:
         return _code(option.opts[0] if option.default else option.secondary_opts[0]) if option.secondary_opts else ""
+    if isinstance(option.show_default, str):
+        return option.show_default  # a sentence
     return "" if option.default is None or not option.show_default else _code(str(option.default))
 
 

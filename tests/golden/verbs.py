@@ -126,9 +126,7 @@ def verb_cases(record: Record, work: Path) -> Iterator[Case]:
     yield _run_and_readers(record, work)
     yield _json(record, "doctor", ("doctor", "digits", "--mtbf", "8h", "--json"), codes=(0, 1))
     yield _json(record, "doctor two ranks", ("doctor", "--ranks", "2", "--json"), codes=(0, 1), cores=2)
-    yield _json(
-        record, "scale collective", ("allreduce", "--ranks", "2", "--json", "--out", "net.json"), cores=2
-    )
+    yield _json(record, "scale collective", ("allreduce", "--ranks", "2", "--json", "--out", "net.json"), cores=2)
     yield _launched(record, work)
     yield _api(record, work)
     yield _predictions(record, work)

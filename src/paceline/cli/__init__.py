@@ -87,10 +87,10 @@ def without_local_rank(argv: list[str], environ: Mapping[str, str]) -> list[str]
 
 
 def _with_current_verb(argv: list[str]) -> list[str]:
-    words, note = rewrite_scale(argv[1:])
+    args, note = rewrite_scale(argv[1:])
     if note and _is_main():
         print(note, file=sys.stderr)
-    return [argv[0], *words]
+    return [argv[0], *args]
 
 
 def print_completions(args: list[str]) -> int:

@@ -128,7 +128,7 @@ def paceline(
 
 @_verb("paceline data inspect ~/photos", data)
 def inspect(options: DataInspectOptions) -> int:
-    """Summarize a data set: classes, sizes, formats, bytes."""
+    """Summarize a dataset: classes, sizes, formats, bytes."""
     note_duplicate_work("data inspect")
     from paceline.cli.data_inspect import inspect_data, list_validation
 
@@ -137,7 +137,7 @@ def inspect(options: DataInspectOptions) -> int:
 
 @_verb("paceline data pack ~/photos photos.pack", data)
 def pack(options: DataPackOptions) -> int:
-    """Write a data set as a pack, which loads several times as fast. Pixels change only with --resize."""
+    """Write a dataset as a pack, which loads several times as fast. Pixels change only with --resize."""
     note_duplicate_work("data pack")
     from paceline.cli.data_pack import pack_data
 
@@ -155,7 +155,7 @@ def unpack(options: DataUnpackOptions) -> int:
 
 @_verb("paceline data stage ~/photos /dev/shm", data)
 def stage(options: DataStageOptions) -> int:
-    """Copy a data set into memory or to a local disk, for the runs on this machine."""
+    """Copy a dataset into memory or to a local disk, for the runs on this machine."""
     from paceline.cli.data_pack import stage_data
 
     return stage_data(options)

@@ -19,15 +19,15 @@ def rewrite_scale(argv: Sequence[str]) -> tuple[list[str], str]:
 
     This concerns `scale ...` and `submit scale ...`; the note is "" if nothing changes.
     """
-    words = [*argv]
-    at = 1 if words[:2] == ["submit", "scale"] else 0
-    if words[at : at + 1] != ["scale"]:
-        return words, ""
-    names = [word.partition("=")[0] for word in words[at + 1 :]]
+    args = [*argv]
+    at = 1 if args[:2] == ["submit", "scale"] else 0
+    if args[at : at + 1] != ["scale"]:
+        return args, ""
+    names = [word.partition("=")[0] for word in args[at + 1 :]]
     option = next((name for name in _VERBS if name in names), "")
     if not option:
-        return words, ""
+        return args, ""
     verb, is_dropped = _VERBS[option]
-    rest = [word for word in words[at + 1 :] if not (is_dropped and word == option)]
+    rest = [word for word in args[at + 1 :] if not (is_dropped and word == option)]
     note = f"note: scale {option} is now paceline {verb} (the old spelling still works)"
-    return [*words[:at], verb, *rest], note
+    return [*args[:at], verb, *rest], note
