@@ -140,8 +140,12 @@ def test_ranks_together_count_what_one_rank_counts(world_size: int) -> None:
     totals = [torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)]
     together = evaluator(shards[0], Replayed(totals))(Table(logits()))
     alone = evaluator(EvalShard(21, 4))(Table(logits()))
-    assert together.classes == alone.classes and together.result.top1 == alone.result.top1
-    assert together.result.loss == pytest.approx(alone.result.loss, rel=1e-12)  # float64 sums in another order
+    assert together.result.top1 == alone.result.top1
+    assert together.classes.classes == alone.classes.classes and together.classes.confusion == alone.classes.confusion
+    for ours, theirs in zip(together.classes.calibration, alone.classes.calibration, strict=True):
+        assert replace(ours, confidence=theirs.confidence) == theirs
+        assert ours.confidence == pytest.approx(theirs.confidence, rel=1e-12)  # float64 sums in another order
+    assert together.result.loss == pytest.approx(alone.result.loss, rel=1e-12)
     assert together.result.ece == pytest.approx(alone.result.ece, rel=1e-12)
 
 
