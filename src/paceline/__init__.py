@@ -1,4 +1,4 @@
-"""Train image classifiers with synchronous data parallelism, from one CPU core to a cluster."""
+"""Train image classifiers in PyTorch, on one CPU core or on a Slurm cluster, and see where every second goes."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
