@@ -218,12 +218,30 @@ def layout_chart(chart: Chart) -> ChartGeometry:
             for style, label, line, end in zip(styles, labels, lines, ends, strict=True)
         ),
         tuple(_build_tooltips(chart, lines, at, left, right)),
-        TextMark(left, at((x_axis.low, chart.rule[0]))[1], chart.rule[1]) if chart.rule else None,
+        _place_rule(chart, lines, at, (left, right)),
         _build_legend(lines, styles),
         _describe_chart(chart, lines),
         TextMark(*at(chart.best[0]), chart.best[1]) if chart.best else None,
         _script_data(chart, lines, x_axis, (left, right, bottom)),
     )
+
+
+def _place_rule(
+    chart: Chart, lines: Sequence[ChartLine], at: Callable[[Point], Point], edges: Point
+) -> TextMark | None:
+    """Return where the text of the rule begins at the left edge, or ends at the right one if that is emptier."""
+    if chart.rule is None:
+        return None
+    level, text = chart.rule
+    left, right = edges
+    y = at((lines[0].points[0][0], level))[1]
+    near = (right - left) / 4
+    points = [at(point) for line in lines for point in line.points]
+    # The text is above the rule. The label of the y axis is above the chart, at its left.
+    begins = [_TOP - _LABEL, *(each for x, each in points if x <= left + near)]
+    ends = [each for x, each in points if x >= right - near]
+    apart = [min((abs(each - (y - 9)) for each in some), default=HEIGHT) for some in (begins, ends)]
+    return TextMark(left + 4 if apart[0] >= min(apart[1], _LABEL) else right - 4, y, text)
 
 
 def _script_data(chart: Chart, lines: Sequence[ChartLine], x_axis: Axis, edges: tuple[float, float, float]) -> str:

@@ -53,7 +53,7 @@ def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
     The scripts are allowed by their hashes; nothing is fetched from elsewhere.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     scripts = [_read_template("page.js"), *([_read_template("follow.js")] if live else [])]
     environment = Environment(
@@ -64,6 +64,7 @@ def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"plot": layout_chart, "grid": layout_heat_map, "spark": spark_points, "number": number}
+    environment.filters["breaking"] = lambda code: escape(code).replace("=", Markup("=<wbr>"))  # escaping adds no "="
     return environment.get_template("page.html.j2").render(
         page=page,
         live=live,

@@ -94,7 +94,7 @@ def test_of_many_rows_the_first_are_open(made, text_of):
     result = made.tune()
     page = text_of(update(result, tried=[update(result.tried[0], parity=None)] * 50))
     assert page.count("<summary>more settings</summary>") == 1
-    assert page.partition("<summary>more settings</summary>")[0].count("data.loader=resident</code>") == 40
+    assert page.partition("<summary>more settings</summary>")[0].count("data.loader=<wbr>resident</code>") == 40
     assert "the first 40 of 50 are drawn" in page and page.count('class="track"') == 42
 
 
