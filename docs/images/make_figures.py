@@ -242,6 +242,72 @@ def _variant(measured: Mapping[str, Any]) -> str:
     return f"{PRECISIONS[measured['precision']]}, {MEMORY_FORMATS[measured['memory_format']]}"
 
 
+# Kinds of the record `memory`, with the colour of their bar.
+KEPT: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "c": ("weights", "gradients", "optimizer", "weights_16_bit"),
+    "a": ("activations",),
+    "b": ("input", "other"),
+}
+
+
+def memory() -> str:
+    """Draw the peak memory of a training step by kind, for several batches and settings."""
+    counted = record("memory")
+    batches = {_count_images(row["batch"]): row for row in counted["batches"]}
+    variants = {_changed(row): row for row in counted["variants"] if row["optimizer"] == "sgd"}
+    description = "; ".join(
+        f"{name}: {_gigabytes(row['total'])}, of which activations {_gigabytes(row['peak']['activations'])}"
+        for name, row in {**batches, **variants}.items()
+    )
+    drawing = Drawing(
+        "Peak memory of a training step",
+        f"ResNet-50 in float32 at 224 pixels with SGD, by the number of images, then settings at 64 images. "
+        f"{description}.",
+        186 + 26 * (len(batches) + len(variants)),
+    )
+    drawing.heading("ResNet-50, 224 px, float32, SGD with momentum")
+    for y, kind, text in ((64, "c", "weights, gradients and optimizer state"), (84, "a", "activations")):
+        drawing.bar(16, y, 12, 12, kind)
+        drawing.text(36, y + 11, text, "small")
+    drawing.bar(136, 84, 12, 12, "b")
+    drawing.text(156, 95, "images and temporary results", "small")
+    axis = Scale(0, 6e9, 120, WIDTH - 66)
+    variants_top = 118 + 26 * len(batches) + 24
+    bottom = variants_top + 26 * len(variants) + 4
+    _draw_grid(drawing, axis, [0, 2e9, 4e9, 6e9], 108, bottom, lambda value: f"{value / 1e9:.0f} GB")
+    drawing.text(16, variants_top - 4, "64 images with", "small")
+    tops = [118 + 26 * place for place in range(len(batches))]
+    tops += [variants_top + 6 + 26 * place for place in range(len(variants))]
+    for y, (name, row) in zip(tops, {**batches, **variants}.items(), strict=True):
+        drawing.text(16, y + 13, name, "small")
+        start = 0
+        for kind, names in KEPT.items():
+            end = start + sum(row["peak"][each] for each in names)
+            drawing.bar(axis.at(start), y, axis.at(end) - axis.at(start), 16, kind)
+            start = end
+        drawing.text(axis.at(start) + 6, y + 13, _gigabytes(start), "small")
+    return drawing.svg()
+
+
+def _changed(row: Mapping[str, Any]) -> str:
+    """Return what differs from float32 in one micro-batch at 224 pixels."""
+    changes = [
+        "bf16" if row["precision"] == "bf16" else "",
+        f"accumulate={row['accumulate']}" if row["accumulate"] > 1 else "",
+        f"{row['image_size']} px" if row["image_size"] != 224 else "",
+    ]
+    changes = [*filter(None, changes)]
+    return changes[0] if len(changes) == 1 else "both"
+
+
+def _count_images(number: int) -> str:
+    return "1 image" if number == 1 else f"{number} images"
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
 def rungs() -> str:
     """Draw the rungs of the ladder `cpu`: images/s with intervals, and the speed-up of each."""
     ladder = record("ladder-cpu")["rungs"]
@@ -372,6 +438,7 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "batches": batches,
     "loaders": loaders,
     "formats": formats,
+    "memory": memory,
     "rungs": rungs,
     "predictions": predictions,
     "padding": padding,

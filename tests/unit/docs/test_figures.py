@@ -12,7 +12,7 @@ from torch.utils.data import DistributedSampler
 
 IMAGES = Path(__file__).parents[3] / "docs" / "images"
 EXPLANATION = IMAGES.parent / "explanation"
-NAMES = ("step", "exposed", "steps", "batches", "loaders", "formats", "rungs", "predictions", "padding")
+NAMES = ("step", "exposed", "steps", "batches", "loaders", "formats", "memory", "rungs", "predictions", "padding")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -107,6 +107,32 @@ def test_the_pages_have_the_recorded_figures_of_hosts(figures: ModuleType) -> No
     hidden_s, waited_s = hosts["seen"]["2"]["buckets"][-1]["ready_s"], hosts["seen"]["2"]["exposed_s"]
     assert f"busy for {wire_s * 1000:.0f} ms, and backward hides the first {hidden_s * 1000:.0f}" in page
     assert f"{waited_s * 1000:.0f} ms of waiting: the remaining {(wire_s - hidden_s) * 1000:.0f}" in page
+
+
+def test_the_pages_have_the_recorded_figures_of_memory(figures: ModuleType) -> None:
+    page = " ".join((EXPLANATION / "memory.md").read_text().split())
+    memory = figures.record("memory")
+    million = memory["parameters"] / 1e6
+    assert f"ResNet-50, {million:.1f} million parameters" in page
+    for num_bytes in (2, 4, 8):
+        assert re.search(rf"\| {num_bytes} \| {num_bytes * million:.0f} MB", page)
+    assert f"12 bytes per parameter, or {12 * million:.0f} MB" in page
+    assert f"4 + 4 + 8 + 4 = 20, or {20 * million:.0f} MB" in page
+    saved = memory["saved_per_image"]
+    assert f"{(1 - saved['compiled'] / saved['eager']) * 100:.0f} % fewer saved activations" in page
+    rows = {(row["precision"], row["accumulate"], row["image_size"]): row["peak"] for row in memory["variants"][:4]}
+    whole = memory["batches"][-1]
+    assert whole["batch"] == 64
+    activations = whole["peak"]["activations"]
+    assert f"all activations, float32 | {activations / 64 / 1e6:.1f} |" in page
+    assert f"all activations, bf16 | {rows['bf16', 1, 224]['activations'] / 64 / 1e6:.1f} |" in page
+    assert f"{rows['fp32', 1, 160]['activations'] / activations * 100:.0f} % of the memory at 224 px" in page
+    small, large, parts, half = memory["runs"]
+    counted, resident = (large[name] - small[name] for name in ("counted", "resident"))
+    assert f"{counted / 1e9:.2f} GB in the count and {resident / 1e9:.2f} GB of resident memory" in page
+    for name, row in (("train.accumulate=4", parts), ("train.precision=bf16", half)):
+        counted, resident = (large[kind] - row[kind] for kind in ("counted", "resident"))
+        assert f"`{name}` saves {counted / 1e9:.2f} GB in the count and {resident / 1e9:.2f} GB" in page
 
 
 def test_the_pages_have_the_computed_figures_of_padding(figures: ModuleType) -> None:
