@@ -51,7 +51,10 @@ RecipeArgs = Annotated[
         "[default: digits]",
     ),
 ]
-Overrides = Annotated[list[str], _argument(metavar="KEY=VALUE", help="Overrides of recipe fields, such as data.source.val_fraction=0.2.")]
+Overrides = Annotated[
+    list[str],
+    _argument(metavar="KEY=VALUE", help="Overrides of recipe fields, such as data.source.val_fraction=0.2."),
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Source = Annotated[
     str | None,
@@ -138,7 +141,8 @@ class TrainOptions:
     oversubscribe: Oversubscribe = False
     port: Port = 0
     verbose: Annotated[
-        bool, _flag("--verbose", "-v", help="Print the result in full: every metric, and the time of each stage of a step.")
+        bool,
+        _flag("--verbose", "-v", help="Print the result in full: every metric, and the time of each stage of a step."),
     ] = False
     as_json: AsJson = False
 
@@ -337,8 +341,8 @@ class SubmitOptions:
         _argument(
             metavar="[COMMAND] RECIPE|KEY=VALUE [-- OPTIONS]",
             help="What the job runs: train (the default), eval, profile, ladder, tune, scale or batch-study, with its "
-            "arguments. Options of that command come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE change settings "
-            "of the cluster.",
+            "arguments. Options of that command come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE change "
+            "settings of the cluster.",
         ),
     ] = field(default_factory=list)
     engine: Annotated[
@@ -598,9 +602,15 @@ class PredictScalingOptions:
     ] = None
     fixed_s: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Seconds per run spent outside training steps (start-up, checkpoints).", show_default="as measured"),
+        typer.Option(
+            metavar="SECONDS",
+            help="Seconds per run spent outside training steps (start-up, checkpoints).",
+            show_default="as measured",
+        ),
     ] = None
-    price: Annotated[float | None, typer.Option(metavar="PRICE", help="Price per rank-hour; adds the cost to the table.")] = None
+    price: Annotated[
+        float | None, typer.Option(metavar="PRICE", help="Price per rank-hour; adds the cost to the table.")
+    ] = None
     alone: Annotated[
         Path | None,
         typer.Option(

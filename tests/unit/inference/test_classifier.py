@@ -223,7 +223,7 @@ def test_a_run_cannot_consent_to_its_own_code(digits: Path, tmp_path: Path, monk
     (tmp_path / "leaving.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**args): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     run = renamed(digits, tmp_path / "run", model={"name": "leaving:net", "args": {}})
-    with pytest.raises(RecipeError, match=r"/recipe.yaml:\d+: model.name: leaving:net is code.*\(add --own-code"):
+    with pytest.raises(RecipeError, match=r"/recipe.yaml:\d+: model.name: leaving:net is custom code.*\(add --own-code"):
         load_classifier(run, device="cpu")
     assert not (tmp_path / "ran").exists()
 

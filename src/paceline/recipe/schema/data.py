@@ -34,7 +34,7 @@ class Data(Section):
     """Images per optimizer step on each rank, over its micro-batches: `batch_size` is then this times the number of
     ranks, and is what the run directory records and a resumed run uses. `auto` divides `batch_size` over the ranks."""
     eval_batch_size: PositiveInt | Auto = "auto"
-    """Images per rank and batch in evaluation; `auto` is twice a rank's micro-batch."""
+    """Batch size on each rank in evaluation; `auto` is twice a rank's micro-batch."""
     order: Literal["random", "stored"] = "random"
     """Order of training images: `random` is a new random order in every epoch, and `stored` is the order of the source,
     to measure what random reads cost. A folder stores one class after the other, which trains badly."""
@@ -53,7 +53,7 @@ class Data(Section):
     """Evaluation of images of different sizes: `crop` scales the short side and crops the centre, `stretch` scales the
     whole image."""
     eval_crop: float = Field(0.875, gt=0, le=1)
-    """Side of the centre crop, as a share of the scaled image's short side."""
+    """Side of the centre crop, as a fraction of the scaled image's short side."""
     eval_views: Literal[1, 2, 6] = 1
     """Test-time augmentation, which should be reported with any accuracy: 2 averages the logits of each image and its
     mirror image, and 6 adds both shifted by one pixel in two directions."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, field_validator
 
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
-from paceline.recipe.schema.base import Auto, ByName, Off, PluginSection, Section
+from paceline.recipe.schema.base import Auto, ByName, ImportPath, Off, PluginSection, Section
 
 
 class Digits(Section):
@@ -71,7 +71,7 @@ class Folder(Section):
     val_root: str | Auto = "auto"
     """Folder with the validation class folders, if they are not in `root`."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
-    """Share of each class to hold out for validation if there is no validation folder."""
+    """Fraction of each class to hold out for validation if there is no validation folder."""
     split_seed: int = Field(0, ge=0)
     """Seed of the choice of held-out images."""
     channels: Literal[1, 3] = 3
@@ -158,9 +158,11 @@ class HuggingFace(Section):
 
 
 class OwnSource(PluginSection):
-    """Your own data: `NAME(split="train", **args)`, and the same with "val", returns a split ([what it may
-    return](../how-to/extend.md#custom-datasets))."""
+    """Your own data: `MyDataset(split="train", **args)`, and the same with "val", returns a split ([the
+    interface](../how-to/extend.md#custom-datasets))."""
 
+    name: ImportPath
+    """Module and name of the class or function, such as `mypkg.plugins:MyDataset`."""
     channels: Literal[1, 3] | Auto = "auto"
     """Decode encoded images to colour (3) or grey (1); `auto` is colour. Pixels keep their number of channels with
     `auto`."""
