@@ -257,11 +257,12 @@ def lr_factor(optim: OptimSection, batch_size: int) -> float:
 
 
 def lr_sentence(optim: OptimSection, schedule: ScheduleSection, batch_size: int, peak_lr: float) -> str:
-    """Describe the learning rate: `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
+    """Describe the learning rate: `0.1 at batch 128 -> 0.4 at batch 2048 (sqrt scaling), 16 epochs of warm-up`."""
     if optim.lr_scaling == "none":
-        scaled = f"{optim.lr:g} at {batch_size}, not scaled"
+        scaled = f"{optim.lr:g} (batch {batch_size}, no scaling)"
     else:
-        scaled = f"{optim.lr:g} at {optim.base_batch_size} -> {peak_lr:.4g} at {batch_size}, {optim.lr_scaling}"
+        rates = f"{optim.lr:g} at batch {optim.base_batch_size} -> {peak_lr:.4g} at batch {batch_size}"
+        scaled = f"{rates} ({optim.lr_scaling} scaling)"
     if optim.layer_decay != "off":
         scaled = f"{scaled}, each layer before the classifier {optim.layer_decay:g} times that of the next"
     if isinstance(schedule, OneCycle):
