@@ -8,9 +8,9 @@ computed from its definition. A test redraws all figures and compares.
 
 import json
 from collections.abc import Callable, Mapping
-from math import ceil
+from math import ceil, log10
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from drawing import WIDTH, Drawing, Kind, Scale
 
@@ -308,6 +308,124 @@ def _gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
+# Stages that compute and that wait, with the colour of their bars; the others are short.
+STAGE_KINDS: Final[Mapping[str, Kind]] = {
+    "forward": "a",
+    "backward": "a",
+    "optimizer": "a",
+    "data_wait": "b",
+    "exposed_communication": "b",
+}
+
+
+def trace() -> str:
+    """Draw the stages and the communication of two ranks in one step, from the reduced trace."""
+    recorded = record("trace-cpu")
+    ranks = recorded["ranks_of_step"]
+    end_s = max(start_s + length_s for rank in ranks for _, start_s, length_s in (rank["span"], *rank["stages"]))
+    parts = "; ".join(
+        f"rank {rank['rank']}: " + ", ".join(f"{name} {_short_ms(length_s)}" for name, _, length_s in rank["stages"])
+        for rank in ranks
+    )
+    drawing = Drawing(
+        "One step of two ranks",
+        f"Two rows for each of two ranks over one time axis: the stages of the step, and the messages between the "
+        f"ranks. {parts}.",
+        318,
+    )
+    drawing.heading(f"Step {recorded['step']} of a trace on two CPU cores")
+    for x, kind, text in ((16, "a", "computing"), (122, "b", "waiting"), (210, "c", "messages, other stages")):
+        drawing.bar(x, 62, 12, 12, kind)
+        drawing.text(x + 18, 73, text, "small")
+    axis = Scale(0, end_s, 16, WIDTH - 16)
+    ticks = [0.1 * number for number in range(int(end_s / 0.1) + 1)]
+    _draw_grid(drawing, axis, ticks, 86, 280, lambda value: f"{value * 1000:.0f}")
+    drawing.text(WIDTH - 16, 310, "ms", "small", anchor="end")
+    for rank, top in zip(ranks, (100, 198), strict=True):
+        drawing.text(16, top, f"rank {rank['rank']}")
+        for name, start_s, length_s in rank["stages"]:
+            x, width = axis.at(start_s), axis.at(length_s) - axis.at(0)
+            drawing.bar(x, top + 8, max(width - 2, 0.2), 30, STAGE_KINDS.get(name, "c"))
+            shown = name.partition("_")[0]
+            if width > 8 * len(shown) + 6:
+                drawing.text(x + 6, top + 28, shown, "on")
+        for _, start_s, length_s in rank["communication"]:
+            shown_s = min(length_s, end_s - start_s)  # the last one lasts into the next step
+            if shown_s > 0:
+                drawing.bar(axis.at(start_s), top + 44, max(axis.at(shown_s) - axis.at(0) - 2, 0.2), 14, "c")
+    return drawing.svg()
+
+
+def _short_ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+# Operators of the record `roofline-cpu` in the figure: label, its place beside the dot, and its anchor.
+Anchor = Literal["start", "middle", "end"]
+ON_ROOFLINE: Final[Mapping[str, tuple[str, float, float, Anchor]]] = {
+    "ReLU": ("ReLU", 10, 12, "start"),
+    "SGD, momentum": ("SGD", 10, 16, "start"),
+    "batch norm": ("batch norm", 10, 10, "start"),
+    "linear, batch 4": ("linear, batch 4", 10, 10, "start"),
+    "linear, batch 32": ("batch 32", -10, 10, "end"),
+    "linear, batch 256": ("batch 256", 0, 22, "middle"),
+    "conv 1x1, 64 to 256": ("1x1", 10, -6, "start"),
+    "conv 3x3, 64": ("", 0, 0, "start"),
+    "conv 3x3, 256": ("3x3 conv", 24, 20, "end"),
+}
+
+
+def roofline() -> str:
+    """Draw operators of ResNet-50 below the roofs of one CPU core."""
+    recorded = record("roofline-cpu")
+    peak = {name: float(value) for name, value in recorded["peak"].items()}
+    rows = [row for row in recorded["operators"] if row["name"] in ON_ROOFLINE]
+    ceiling = next(row for row in recorded["operators"] if row["name"].endswith("torch.mm"))["flops_per_s"] / 1e9
+    roof, bytes_per_s, ridge = peak["flops_per_s"] / 1e9, peak["bytes_per_s"] / 1e9, peak["ridge_flops_per_byte"]
+    description = "; ".join(
+        f"{row['name']}{', contiguous' if row['layout'] == 'contiguous' else ''}: {row['flops_per_byte']:.2g} "
+        f"FLOP/byte, {row['flops_per_s'] / 1e9:.1f} GFLOP/s"
+        for row in rows
+    )
+    drawing = Drawing(
+        "A roofline of one CPU core",
+        f"GFLOP/s over FLOP per byte, both logarithmic. A slope of {bytes_per_s:.0f} GB/s meets a flat roof of "
+        f"{roof:.0f} GFLOP/s at {ridge:.1f} FLOP per byte. {description}.",
+        402,
+    )
+    drawing.heading("float32, forward, 32 images; GFLOP/s by FLOP/byte")
+    drawing.dot(22, 70, "a")
+    drawing.text(34, 75, "channels-last, or no layout", "small")
+    drawing.dot(232, 70, "b", hollow=True)
+    drawing.text(244, 75, "contiguous", "small")
+    across, down = Scale(-1, 3, 56, WIDTH - 28), Scale(0, log10(500), 352, 96)
+    for value in (0.1, 1, 10, 100, 1000):
+        drawing.line(across.at(log10(value)), 96, across.at(log10(value)), 352, "grid")
+        drawing.text(across.at(log10(value)), 370, f"{value:,g}", "small", anchor="middle")
+    drawing.text(WIDTH - 28, 388, "FLOP/byte", "small", anchor="end")
+    for value in (1, 10, 100):
+        drawing.line(56, down.at(log10(value)), WIDTH - 28, down.at(log10(value)), "grid")
+        drawing.text(48, down.at(log10(value)) + 5, f"{value}", "small", anchor="end")
+    corner, top = across.at(log10(ridge)), down.at(log10(roof))
+    drawing.line(56, down.at(log10(0.1 * bytes_per_s)), corner, top)
+    drawing.line(corner, top, WIDTH - 28, top)
+    drawing.text(corner, top - 10, f"arithmetic: {roof:.0f} GFLOP/s", "small")
+    drawing.text(across.at(0) - 16, down.at(log10(bytes_per_s)) - 20, "memory:", "small", anchor="end")
+    drawing.text(across.at(0) - 16, down.at(log10(bytes_per_s)) - 4, f"{bytes_per_s:.0f} GB/s", "small", anchor="end")
+    left, lower_top = across.at(log10(ceiling / bytes_per_s)), down.at(log10(ceiling))
+    drawing.line(left, lower_top, WIDTH - 28, lower_top)
+    drawing.text(left + 14, lower_top - 6, "torch.mm", "small")
+    for row in sorted(rows, key=lambda each: each["layout"] != "contiguous"):
+        x, y = across.at(log10(row["flops_per_byte"])), down.at(log10(row["flops_per_s"] / 1e9))
+        is_hollow = row["layout"] == "contiguous"
+        drawing.dot(x, y, "b" if is_hollow else "a", hollow=is_hollow)
+        text, right, lower, anchor = ON_ROOFLINE[row["name"]]
+        # The label is beside the lower dot of two.
+        if text and (is_hollow or not any(r is not row and r["name"] == row["name"] for r in rows)):
+            drawing.text(x + right, y + lower, text, "small", anchor=anchor)
+    return drawing.svg()
+
+
 def rungs() -> str:
     """Draw the rungs of the ladder `cpu`: images/s with intervals, and the speed-up of each."""
     ladder = record("ladder-cpu")["rungs"]
@@ -439,6 +557,8 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "loaders": loaders,
     "formats": formats,
     "memory": memory,
+    "trace": trace,
+    "roofline": roofline,
     "rungs": rungs,
     "predictions": predictions,
     "padding": padding,

@@ -12,7 +12,20 @@ from torch.utils.data import DistributedSampler
 
 IMAGES = Path(__file__).parents[3] / "docs" / "images"
 EXPLANATION = IMAGES.parent / "explanation"
-NAMES = ("step", "exposed", "steps", "batches", "loaders", "formats", "memory", "rungs", "predictions", "padding")
+NAMES = (
+    "step",
+    "exposed",
+    "steps",
+    "batches",
+    "loaders",
+    "formats",
+    "memory",
+    "trace",
+    "roofline",
+    "rungs",
+    "predictions",
+    "padding",
+)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -143,3 +156,25 @@ def test_the_pages_have_the_computed_figures_of_padding(figures: ModuleType) -> 
     for ranks in (1, 4, 8, 16):  # batches of 128 a rank, the last of which is dropped where it is short
         assert f"| {10000 // ranks:,} |" in page
         assert f"| {10000 // ranks // 128 * 128 * ranks:,} |" in page
+
+
+def test_the_page_has_the_recorded_figures_of_the_trace_and_the_roofline(figures: ModuleType) -> None:
+    page = " ".join((EXPLANATION / "trace-and-roofline.md").read_text().split())
+    late, early = (
+        {name: round(s * 1e3) for name, _, s in each["stages"]} for each in figures.record("trace-cpu")["ranks_of_step"]
+    )
+    assert f"rank 0 needs {late['backward']} ms for it and rank 1 {early['backward']} ms" in page
+    assert (
+        f"exposed for {early['exposed_communication']} ms on rank 1 and {late['exposed_communication']} ms on rank 0"
+        in page
+    )
+    recorded = figures.record("roofline-cpu")
+    peak, rows = recorded["peak"], {(row["name"], row["layout"]): row for row in recorded["operators"]}
+    assert f"{peak['flops_per_s'] / 1e9:.0f} GFLOP/s and {peak['bytes_per_s'] / 1e9:.0f} GB/s" in page
+    assert f"{peak['ridge_flops_per_byte']:.1f} FLOP per byte" in page
+    layouts = [rows["conv 1x1, 64 to 256", layout]["flops_per_s"] / 1e9 for layout in ("contiguous", "channels_last")]
+    assert "from {:.0f} to {:.0f} GFLOP/s".format(*layouts) in page
+    batches = [rows[f"linear, batch {batch}", ""] for batch in (4, 256)]
+    assert "from {:.0f} to {:.0f} FLOP per byte".format(*(row["flops_per_byte"] for row in batches)) in page
+    assert "from {:.0f} to {:.0f} GFLOP/s".format(*(row["flops_per_s"] / 1e9 for row in batches)) in page
+    assert f"`torch.mm` reaches {rows['product 2,048, torch.mm', '']['flops_per_s'] / 1e9:.0f} GFLOP/s" in page
