@@ -349,7 +349,7 @@ class ReportPage:
     sections: Sequence[PageSection]
     paceline: str
     about: str = "Run report"
-    source: str = "the run directory. Figures are those of result.json, rounded here only"
+    source: str = "the run directory. Numbers are those of result.json, rounded here only"
     health: Sequence[HealthFinding] = ()
     summary: Sequence[Block] = ()
     heading: str = ""

@@ -92,7 +92,7 @@ def render_markdown(page: ReportPage) -> str:
     ]
     lines += [f"- could not be read: {escape_markdown(problem)}" for problem in page.problems]
     rows = [[figure.label, figure.cell.text, figure.note] for figure in page.figures]
-    lines += ["", *_table_lines(["figure", "value", "note"], rows)]
+    lines += ["", *_table_lines(["metric", "value", "note"], rows)]
     if page.findings:
         lines += ["", "## Findings", "", *_finding_lines(page.findings)]
     elif page.health:

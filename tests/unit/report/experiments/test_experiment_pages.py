@@ -60,7 +60,7 @@ def test_no_page_has_markup_from_outside(result, text_of, without_own_scripts):
 
 def test_every_page_names_its_experiment_and_the_source_of_its_figures(result, text_of):
     page = text_of(result)
-    assert "Figures are those of experiment.json" in page and "Run report" not in page
+    assert "Numbers are those of experiment.json" in page and "Run report" not in page
     assert "batch_size: 128" in page
 
 
