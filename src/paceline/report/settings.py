@@ -75,8 +75,10 @@ def name_groups(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> 
 
 
 def _is_of_another_kind(path: str, paths: Sequence[str], groups: Sequence[Mapping[str, str]]) -> bool:
-    """Whether only some groups have the setting, because the name of its section differs: of a folder, but no pack."""
-    return f"{path.rpartition('.')[0]}.name" in paths and any(path not in settings for settings in groups)
+    """Whether a setting follows from another kind of its section: only some have it, or the dataset is elsewhere."""
+    if f"{path.rpartition('.')[0]}.name" not in paths:
+        return False
+    return path == "data.source.root" or any(path not in settings for settings in groups)
 
 
 def _sort_key(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, bool, bool]:
@@ -122,7 +124,7 @@ def _setting_label(path: str, value: str) -> str:
             return f"batch {value}"
         case "ranks":
             return f"{value} rank" if value == "1" else f"{value} ranks"
-        case "model.name" | "train.precision" | "optim.name" | "device":
+        case "model.name" | "train.precision" | "optim.name" | "data.source.name" | "device":
             return value
         case "optim.lr" | "torch" | "paceline":
             return f"{path.removeprefix('optim.')} {value}"

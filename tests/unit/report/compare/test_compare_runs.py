@@ -81,7 +81,7 @@ def test_another_source_is_described_by_its_own_settings(made, compared, tmp_pat
     found = compared(made.write(tmp_path / "a", folder), made.write(tmp_path / "b", pack))
     (note,) = (each for each in found.notes if "source" in each)
     assert note == (
-        "data.source.name=pack reads its data from another source than data.source.name=folder "
+        "pack reads its data from another source than folder "
         "(data.source.name=pack, data.source.cache_gb=50); paceline assumes the same images."
     )
 

@@ -72,10 +72,7 @@ def test_a_setting_of_one_group_only_differs():
                 {"data.source.name": "folder", "data.source.root": "photos", "data.source.channels": "3"},
                 {"data.source.name": "pack", "data.source.root": "photos.pack", "data.source.cache_gb": "50.0"},
             ],
-            [
-                "data.source.name=folder, data.source.root=photos",
-                "data.source.name=pack, data.source.root=photos.pack",
-            ],
+            ["folder", "pack"],
         ),
         ([{}, {}], ["x", "y"]),
     ],
