@@ -90,6 +90,11 @@ class Drawing:
         ends = f'x1="{_short(x1)}" y1="{_short(y1)}" x2="{_short(x2)}" y2="{_short(y2)}"'
         self._parts.append(f'<line class="{style}" {ends}/>')
 
+    def curve(self, points: list[tuple[float, float]], style: str = "line") -> None:
+        """Draw straight lines from each of `points` to the next."""
+        shown = " ".join(f"{_short(x)},{_short(y)}" for x, y in points)
+        self._parts.append(f'<polyline class="{style}" points="{shown}"/>')
+
     def dot(self, x: float, y: float, kind: Kind, *, hollow: bool = False) -> None:
         """Draw a dot, or a ring with `hollow`."""
         style = f"{kind} hollow" if hollow else kind

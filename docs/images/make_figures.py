@@ -8,7 +8,7 @@ computed from its definition. A test redraws all figures and compares.
 
 import json
 from collections.abc import Callable, Mapping
-from math import ceil, log10
+from math import ceil, log2, log10
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -426,6 +426,54 @@ def roofline() -> str:
     return drawing.svg()
 
 
+# Width and image size of the models in the record `batch-size-cpu`, with their names here.
+BATCH_SIZE_MODELS: Final[Mapping[tuple[float, int], str]] = {
+    (0.25, 32): "ResNet-18 of 1/4 width, 32 px",
+    (0.0625, 16): "ResNet-18 of 1/16 width, 16 px",
+}
+
+
+def batch_size() -> str:
+    """Draw the throughput of two models by batch size, as a share of the fitted peak, and the fitted curves."""
+    recorded = record("batch-size-cpu")
+    models = {(row["width"], row["image_size"]): row["variants"]["alone"] for row in recorded["models"]}
+    rows = {name: models[key] for key, name in BATCH_SIZE_MODELS.items()}
+    description = "; ".join(
+        f"{name}: fitted peak {1 / row['fit']['per_image_s']:,.0f} images/s, knee at {row['fit']['knee']:.0f} images, "
+        + ", ".join(f"{each['batch']}: {each['images_per_s']:,.0f}" for each in row["steps"])
+        for name, row in rows.items()
+    )
+    drawing = Drawing(
+        "Images per second by batch size",
+        f"One CPU core; images/s at each batch size, and the curve B / (a + b B) fitted to them. {description}.",
+        356,
+    )
+    drawing.heading("One CPU core; dots: measured; lines: fitted,", "B / (a + b B); 50 % is at the knee, B = a / b")
+    for y, (name, row), is_hollow in zip((92, 112), rows.items(), (False, True), strict=True):
+        drawing.dot(22, y - 5, "b" if is_hollow else "a", hollow=is_hollow)
+        drawing.text(34, y, f"{name}: 1/b = {1 / row['fit']['per_image_s']:,.0f}/s", "small")
+    sizes = [each["batch"] for each in next(iter(rows.values()))["steps"]]
+    across, down = Scale(0, log2(sizes[-1]), 74, WIDTH - 24), Scale(0, 1.2, 308, 120)
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        drawing.line(74, down.at(share), WIDTH - 24, down.at(share), "grid")
+        drawing.text(60, down.at(share) + 5, f"{share * 100:.0f} %", "small", anchor="end")
+    for size in sizes:
+        drawing.text(across.at(log2(size)), 326, str(size), "small", anchor="middle")
+    drawing.text(WIDTH - 24, 344, "images per step", "small", anchor="end")
+    drawing.text(16, 344, "share of 1/b", "small")
+    for row, is_hollow in zip(rows.values(), (False, True), strict=True):
+        kind: Kind = "b" if is_hollow else "a"
+        per_image_s, knee = row["fit"]["per_image_s"], row["fit"]["knee"]
+        start = log2(recorded["fitted_from"])
+        places = [start + (log2(sizes[-1]) - start) * number / 48 for number in range(49)]
+        drawing.curve([(across.at(place), down.at(2**place / (2**place + knee))) for place in places])
+        for each in row["steps"]:
+            x, peak = across.at(log2(each["batch"])), each["batch"] * per_image_s
+            drawing.line(x, down.at(peak / each["p90_s"]), x, down.at(peak / each["p10_s"]))
+            drawing.dot(x, down.at(peak / each["median_s"]), kind, hollow=is_hollow)
+    return drawing.svg()
+
+
 def rungs() -> str:
     """Draw the rungs of the ladder `cpu`: images/s with intervals, and the speed-up of each."""
     ladder = record("ladder-cpu")["rungs"]
@@ -556,6 +604,7 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "batches": batches,
     "loaders": loaders,
     "formats": formats,
+    "batch-size": batch_size,
     "memory": memory,
     "trace": trace,
     "roofline": roofline,

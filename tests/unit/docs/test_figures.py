@@ -19,6 +19,7 @@ NAMES = (
     "batches",
     "loaders",
     "formats",
+    "batch-size",
     "memory",
     "trace",
     "roofline",
@@ -146,6 +147,40 @@ def test_the_pages_have_the_recorded_figures_of_memory(figures: ModuleType) -> N
     for name, row in (("train.accumulate=4", parts), ("train.precision=bf16", half)):
         counted, resident = (large[kind] - row[kind] for kind in ("counted", "resident"))
         assert f"`{name}` saves {counted / 1e9:.2f} GB in the count and {resident / 1e9:.2f} GB" in page
+
+
+def test_the_page_has_the_recorded_figures_of_batch_sizes(figures: ModuleType) -> None:
+    page = " ".join((EXPLANATION / "batch-size-and-throughput.md").read_text().split())
+    models = {row["width"]: row["variants"] for row in figures.record("batch-size-cpu")["models"]}
+    for variants in models.values():
+        fitted = variants["alone"]["fit"]
+        fixed_s, per_image_s, knee = (fitted[name] for name in ("fixed_s", "per_image_s", "knee"))
+        row = f"{fixed_s * 1000:.1f} ms | {per_image_s * 1000:.3g} ms | {1 / per_image_s:,.0f}/s | {knee:.0f} |"
+        assert f"{row} {9 * knee:.0f} | {fitted['errors']['256'] * 100:.0f} % at 256 |" in page
+        errors = [abs(fitted["errors"][str(2**power)]) for power in range(1, 8)]
+        assert max(errors[:6]) < 0.07
+        assert max(errors) < 0.1
+    steps = {name: {row["batch"]: row for row in models[0.25][name]["steps"]} for name in ("alone", "beside", "ddp")}
+    added_ms = []
+    for size in (4, 16, 64, 256):
+        alone_s, beside_s, ddp_s = (steps[name][size]["median_s"] for name in steps)
+        added_ms.append((ddp_s - beside_s) * 1000)
+        times = " | ".join(f"{seconds * 1000:.1f} ms" for seconds in (alone_s, beside_s, ddp_s, ddp_s - beside_s))
+        assert f"| {size} | {times} | {alone_s / ddp_s * 100:.0f} % |" in page
+    assert f"adds {min(added_ms):.0f} to {max(added_ms):.0f} ms" in page
+    ddp_knee, beside_knee = (models[0.25][name]["fit"]["knee"] for name in ("ddp", "beside"))
+    assert f"knee at {ddp_knee:.1f} images instead of {beside_knee:.1f}" in page
+    small = models[0.0625]["alone"]
+    parts_ms = [f"{small['fit']['parts'][part]['fixed_s'] * 1000:.1f}" for part in ("forward", "backward", "optimizer")]
+    assert "forward takes {}, backward {} and the optimizer {}".format(*parts_ms) in page
+    rates = {row["batch"]: row["images_per_s"] for row in small["steps"]}
+    large = {size: row["images_per_s"] for size, row in steps["alone"].items()}
+    assert (
+        f"{large[64]:.0f} images/s at 64 to {large[256]:.0f}, and from {rates[128]:,.0f} at 128 to {rates[256]:,.0f}"
+        in page
+    )
+    one_s, two_s = (row["median_s"] for row in small["steps"][:2])
+    assert f"it takes {one_s * 1000:.1f} ms, and two images take {two_s * 1000:.1f}" in page
 
 
 def test_the_pages_have_the_computed_figures_of_padding(figures: ModuleType) -> None:
