@@ -1,4 +1,4 @@
-"""Shared fixtures: real data sets, a browser, and the program, started as users do or by a fork server."""
+"""Shared fixtures: real datasets, a browser, and the program, started as users do or by a fork server."""
 
 import contextlib
 import fcntl
@@ -310,12 +310,12 @@ def lines_of() -> Callable[[Path], list[dict]]:
 
 @pytest.fixture
 def real_data():
-    """Return a function from a data set's name to its folder in `PACELINE_TEST_DATA`, or skip the test."""
+    """Return a function from a dataset's name to its folder in `PACELINE_TEST_DATA`, or skip the test."""
 
     def folder_of(name):
         top = os.environ.get("PACELINE_TEST_DATA")
         if not top:
-            pytest.skip("PACELINE_TEST_DATA names no folder of real data sets")
+            pytest.skip("PACELINE_TEST_DATA names no folder of real datasets")
         folder = Path(top, name)
         if not folder.is_dir():
             pytest.skip(f"PACELINE_TEST_DATA has no {name}/")

@@ -1,6 +1,6 @@
 """Draw figures of bars, lines, dots and text as SVG.
 
-Colours follow the reader's colour scheme (`prefers-color-scheme`), and no meaning depends on colour alone. A figure
+Colors follow the reader's color scheme (`prefers-color-scheme`), and no meaning depends on color alone. A figure
 has its own background, keeps text as text for screen readers, and fetches nothing.
 """
 
@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 WIDTH: Final = 400
 SHOWN_WIDTH: Final = 520  # in pixels, 1.3 times the units of the drawing; a phone scales it to its screen
 
-# CSS class of a colour: `a` for the subject, `b` for its contrast, `c` for the rest.
+# CSS class of a color: `a` for the subject, `b` for its contrast, `c` for the rest.
 Kind = Literal["a", "b", "c"]
 
 STYLE: Final = """

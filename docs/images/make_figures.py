@@ -48,7 +48,7 @@ def step() -> str:
     return drawing.svg()
 
 
-# From top to bottom of a column: y, text and colour.
+# From top to bottom of a column: y, text and color.
 _RANK_BOXES: Final[tuple[tuple[int, str, Kind], ...]] = (
     (84, "64 images", "c"),
     (124, "network", "a"),
@@ -242,7 +242,7 @@ def _variant(measured: Mapping[str, Any]) -> str:
     return f"{PRECISIONS[measured['precision']]}, {MEMORY_FORMATS[measured['memory_format']]}"
 
 
-# Kinds of the record `memory`, with the colour of their bar.
+# Kinds of the record `memory`, with the color of their bar.
 KEPT: Final[Mapping[Kind, tuple[str, ...]]] = {
     "c": ("weights", "gradients", "optimizer", "weights_16_bit"),
     "a": ("activations",),
@@ -308,7 +308,7 @@ def _gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
-# Stages that compute and that wait, with the colour of their bars; the others are short.
+# Stages that compute and that wait, with the color of their bars; the others are short.
 STAGE_KINDS: Final[Mapping[str, Kind]] = {
     "forward": "a",
     "backward": "a",

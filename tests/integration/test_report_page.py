@@ -28,11 +28,11 @@ LOW_CONTRAST = """
   const over = (top, under) => [0, 1, 2].map((i) => top[i] * (top[3] ?? 1) + under[i] * (1 - (top[3] ?? 1)));
   const behind = (element) => {
     if (!element) return [255, 255, 255];
-    const style = getComputedStyle(element), colour = channels(style.backgroundColor);
+    const style = getComputedStyle(element), color = channels(style.backgroundColor);
     if (style.backgroundImage !== "none") return null;
-    if ((colour[3] ?? 1) === 1) return colour;
+    if ((color[3] ?? 1) === 1) return color;
     const under = behind(element.parentElement);
-    return under && over(colour, under);
+    return under && over(color, under);
   };
   const found = [];
   let words = 0;

@@ -71,7 +71,7 @@ def test_json_is_the_only_output_and_a_run_directory_is_a_valid_recipe(paceline)
     assert second["recipe_hash"] == first["recipe_hash"]
     assert second["weights_sha256"] == first["weights_sha256"]
     evaluated = paceline("eval", "b", "--json").result
-    health = evaluated.pop("health")  # three steps have learnt nothing
+    health = evaluated.pop("health")  # three steps have learned nothing
     assert evaluated == pytest.approx(first["eval"])
     on_three = paceline("eval", "b", "--ranks", "3", "--json").result
     assert [each["name"] for each in on_three.pop("health")] == [each["name"] for each in health]

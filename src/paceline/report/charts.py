@@ -18,7 +18,7 @@ MAX_LINES = 32
 # Margins above and below, widths of a letter and of a bold one, height of a label.
 _TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 38.0, 7.2, 8.6, 14.0
 _MAX_TOTAL_POINTS = 2000  # over all lines of a chart
-NUM_LINE_STYLES = 4  # colours that page.css distinguishes
+NUM_LINE_STYLES = 4  # colors that page.css distinguishes
 _MAX_LABEL_CHARS = 14
 _MAX_TOOLTIPS = 60
 MAX_NAMED_CLASSES = 30  # a matrix of more numbers its classes
@@ -350,7 +350,7 @@ def _marked_points(line: ChartLine) -> Sequence[Point]:
 def _spread_labels(ends: Sequence[float | None], bottom: float) -> list[float]:
     order = sorted((end, index) for index, end in enumerate(ends) if end is not None)
     placed = dict.fromkeys(range(len(ends)), 0.0)
-    # Down first, then up from the bottom edge: neighbours are a label apart either way.
+    # Down first, then up from the bottom edge: neighbors are a label apart either way.
     above = _TOP - _LABEL
     for end, index in order:
         above = max(end, above + _LABEL)

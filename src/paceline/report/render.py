@@ -33,7 +33,7 @@ from paceline.report.read_run import FirstRecords, NodeSeries, RunData
 from paceline.report.series import Series
 from paceline.report.text import to_jsonable
 
-# Replaced by HTML entities, which every renderer shows as text; not all renderers honour backslashes.
+# Replaced by HTML entities, which every renderer shows as text; not all renderers honor backslashes.
 _SPECIAL_CHARACTERS = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _MAX_MARKDOWN_MATRIX = 20
 FORMAT_VERSION = 1
@@ -83,7 +83,7 @@ def _csp_hash(script: str) -> str:
 
 
 def render_markdown(page: ReportPage) -> str:
-    """Return a page as GitHub-flavoured Markdown."""
+    """Return a page as GitHub-flavored Markdown."""
     lines = [
         f"# {escape_markdown(page.title)}",
         "",

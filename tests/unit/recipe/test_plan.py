@@ -17,7 +17,7 @@ VAL = replace(TRAIN, split="val", num_images=100)
 
 @pytest.fixture
 def plan(resolve):
-    """Return a function that plans the smallest recipe with overrides over it, for a world and a data set."""
+    """Return a function that plans the smallest recipe with overrides over it, for a world and a dataset."""
 
     def derive(*words: str, world_size: int = 1, train: DatasetInfo = TRAIN, val: DatasetInfo = VAL) -> Plan:
         return Plan.derive(resolve(*words).recipe, world_size, train, val)
@@ -329,7 +329,7 @@ def test_statistics_of_another_number_of_channels_are_refused(plan, refusal, wor
 
 
 def test_images_that_are_not_square_need_a_size(plan, refusal):
-    """The data set says (height, width); people say width x height."""
+    """The dataset says (height, width); people say width x height."""
     assert refusal(plan, train=replace(TRAIN, image_size=(20, 30))) == (
         "data.image_size: the images are 30x20, not square (set data.image_size)"
     )

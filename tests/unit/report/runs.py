@@ -203,7 +203,7 @@ def sample(index: int, shape: Shape, draw: random.Random) -> dict[str, Any]:
 
 
 def write_worst(rundir: RunDir, shape: Shape, draw: random.Random) -> None:
-    """Write thumbnails of coloured shapes, some of 32 pixels and some of 96."""
+    """Write thumbnails of colored shapes, some of 32 pixels and some of 96."""
     rundir.worst.mkdir()
     rows = []
     for index in range(shape.mistakes):

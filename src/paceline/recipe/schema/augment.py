@@ -56,7 +56,7 @@ class Rotate(Section):
 
 
 class Affine(Section):
-    """Shear along x and zoom, about the centre."""
+    """Shear along x and zoom, about the center."""
 
     name: Literal["affine"] = "affine"
     shear_degrees: float = Field(0.0, ge=0, lt=90)
@@ -84,7 +84,7 @@ class ColorJitter(Section):
     saturation: float = Field(0.4, ge=0, le=1)
     """Factor drawn from [1 - s, 1 + s]."""
     hue: float = Field(0.0, ge=0, le=0.5)
-    """Shift drawn from [-hue, hue], in turns of the colour wheel."""
+    """Shift drawn from [-hue, hue], in turns of the color wheel."""
 
     @model_validator(mode="after")
     def _check_effect(self) -> Self:
@@ -155,7 +155,7 @@ class Cutout(Section):
 
 
 class MixUp(Section):
-    """Blend each image and its label with its neighbour's in the batch (Zhang et al. 2018, arXiv 1710.09412)."""
+    """Blend each image and its label with its neighbor's in the batch (Zhang et al. 2018, arXiv 1710.09412)."""
 
     name: Literal["mixup"] = "mixup"
     alpha: float = Field(0.2, gt=0)
@@ -163,10 +163,10 @@ class MixUp(Section):
 
 
 class CutMix(Section):
-    """Paste a box of each image's neighbour in the batch into it, and mix the labels by area (Yun et al. 2019, arXiv
+    """Paste a box of each image's neighbor in the batch into it, and mix the labels by area (Yun et al. 2019, arXiv
     1905.04899).
 
-    If mixup is also listed, each pair of neighbours gets either mixup or cutmix, with equal probability.
+    If mixup is also listed, each pair of neighbors gets either mixup or cutmix, with equal probability.
     """
 
     name: Literal["cutmix"] = "cutmix"

@@ -22,9 +22,9 @@ class _Optimizer(Section):
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay; its form depends on the optimizer."""
     decay_norm_and_bias: bool = True
-    """Apply weight decay to biases and normalisation parameters too."""
+    """Apply weight decay to biases and normalization parameters too."""
     norm_and_bias_lr: float = Field(1.0, gt=0)
-    """Learning rate of biases and normalisation parameters, relative to that of all others."""
+    """Learning rate of biases and normalization parameters, relative to that of all others."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | Off = "off"
     """Learning rate of each layer, relative to that of the next; the classifier has the full rate. For fine-tuning
     (Clark et al. 2020, arXiv 2003.10555; Bao et al. 2021, arXiv 2106.08254). timm's models define their layers; in
@@ -121,7 +121,7 @@ class NovoGrad(_Optimizer):
     lr: float = Field(0.01, gt=0)
     """Peak learning rate at `base_batch_size`."""
     weight_decay: float = Field(0.001, ge=0)
-    """Decay added to the normalised gradient, and so independent of the gradient's size."""
+    """Decay added to the normalized gradient, and so independent of the gradient's size."""
     betas: Betas = (0.95, 0.98)
     """Decay of the running mean, and of the running square of each layer's gradient norm."""
     eps: float = Field(1e-8, gt=0)
@@ -174,7 +174,7 @@ class Lamb(_Optimizer):
 
 
 class Muon(_Optimizer):
-    """Muon: orthogonalised momentum (Jordan et al. 2024) for filters, flattened to matrices, and for inner matrices;
+    """Muon: orthogonalized momentum (Jordan et al. 2024) for filters, flattened to matrices, and for inner matrices;
     SGD for the rest."""
 
     name: Literal["muon"] = "muon"
@@ -189,9 +189,9 @@ class Muon(_Optimizer):
     newton_schulz_steps: int = Field(5, ge=1)
     """Newton-Schulz iterations."""
     rescale: bool = False
-    """Scale each filter bank to norm sqrt(filters) before each step, so that only its direction is learnt."""
+    """Scale each filter bank to norm sqrt(filters) before each step, so that only its direction is learned."""
     sgd_lr: float = Field(0.05, gt=0)
-    """Peak learning rate of the parameters trained by SGD: biases, normalisation parameters and the classifier."""
+    """Peak learning rate of the parameters trained by SGD: biases, normalization parameters and the classifier."""
     classifier_lr: float = Field(1.0, gt=0)
     """Learning rate of the classifier's weights, relative to `sgd_lr`."""
     sgd_momentum: float = Field(0.9, ge=0, lt=1)
