@@ -23,6 +23,7 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
     "reference/run-directory.html",
     "explanation/prediction.html",
     "adr/0016-data-path.html",
+    "gallery/index.html",
     "project/contributing.html",
 )
 ACCESSIBLE = (  # a page of each part of the site
