@@ -154,8 +154,8 @@ def test_links_to_other_files_lead_to_the_repository(pages):
     assert linked == "[the clock](https://host/us/paceline/blob/HEAD/benchmarks/clock.py#a)"
     assert shown("[a](../../README.md) [b](../adr/)") == "[a](../index.md) [b](../adr/README.md)"
     assert shown("[a](docs/adr/README.md#b)", "", "SECURITY.md", "project/security.md") == "[a](../adr/README.md#b)"
-    image = '<img src="docs/images/demo.svg">'
-    assert shown(image, "", "SECURITY.md", "project/security.md") == '<img src="../images/demo.svg">'
+    image = '<img src="docs/images/logo.svg">'
+    assert shown(image, "", "SECURITY.md", "project/security.md") == '<img src="../images/logo.svg">'
     for text in (
         "[a](exit-codes.md#data)",
         "`[c](../../README.md)`",
