@@ -364,7 +364,7 @@ def test_other_numbers_of_ranks_have_the_same_samples_and_losses(
 def test_an_indivisible_batch_size_is_refused_before_any_work(paceline, tmp_path: Path) -> None:
     started = time.monotonic()
     paceline("train", "synthetic", "data.batch_size=16", "--ranks", "3", "--run-dir", "run").assert_error(
-        "data.batch_size: 16 does not divide over 3 ranks (try 15)"
+        "data.batch_size: 16 does not divide evenly over 3 ranks (try 15)"
     )
     assert time.monotonic() - started < 5  # it takes less than a second on an idle machine
     assert not list(tmp_path.iterdir())

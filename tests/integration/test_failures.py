@@ -46,7 +46,7 @@ def test_a_misspelt_verb_or_option_is_refused(paceline) -> None:
 
 def test_an_indivisible_batch_size_is_refused_with_a_valid_one(paceline) -> None:
     paceline("train", "data.batch_size=500", "--ranks", "8").assert_error(
-        "data.batch_size: 500 does not divide over 8 ranks (try 504)"
+        "data.batch_size: 500 does not divide evenly over 8 ranks (try 504)"
     )
 
 

@@ -119,7 +119,7 @@ def test_the_plan_for_1024_ranks_is_correct_and_takes_as_long_as_for_2() -> None
     of = {ranks: lines_run(lambda ranks=ranks: Plan.derive(recipe, ranks, train, val)) for ranks in (2, RANKS)}
     assert of[RANKS] == of[2] > 50
     uneven = load("synthetic", Patch.parse(["data.batch_size=33000"])).recipe
-    with pytest.raises(RecipeError, match=r"33000 does not divide over 1,024 ranks \(try 32768\)"):
+    with pytest.raises(RecipeError, match=r"33000 does not divide evenly over 1,024 ranks \(try 32768\)"):
         Plan.derive(uneven, RANKS, train, val)
 
 

@@ -209,7 +209,7 @@ def _check_divides(path: str, images: int, data: Data, train: Train, world_size:
     over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
     pairs = f" into the pairs of {_mixes_images(data)}" if _mixes_images(data) else ""
     nearest = max(unit, (images + unit // 2) // unit * unit)
-    raise RecipeError(f"{path}: {images} does not divide over {over}{pairs} (try {nearest})")
+    raise RecipeError(f"{path}: {images} does not divide evenly over {over}{pairs} (try {nearest})")
 
 
 def _divisor(data: Data, train: Train, world_size: int) -> int:

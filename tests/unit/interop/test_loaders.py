@@ -274,7 +274,7 @@ def test_invalid_arguments_are_one_line_with_the_fix() -> None:
         (RecipeError, (7,), {}, "not a recipe"),
         (WorldError, DIGITS, {"rank": 2, "world_size": 2}, "rank 2 of 2"),
         (WorldError, DIGITS, {"rank": 0}, "give both"),
-        (RecipeError, DIGITS, {"rank": 0, "world_size": 3}, "does not divide over 3 ranks"),
+        (RecipeError, DIGITS, {"rank": 0, "world_size": 3}, "does not divide evenly over 3 ranks"),
     ]:
         with pytest.raises(error, match=message) as raised:
             made(args, **options)

@@ -112,7 +112,7 @@ def test_without_warmup_what_shapes_one_goes_too() -> None:
 def test_what_does_not_fit_is_reported_and_the_others_are_run() -> None:
     fits, odd = plan_cells(digits(), BatchGrid((128, 130)), 4, 0, NOTHING)
     assert fits.case is not None and odd.case is None
-    assert odd.error.startswith("data.batch_size: 130 does not divide over 4 ranks")
+    assert odd.error.startswith("data.batch_size: 130 does not divide evenly over 4 ranks")
     assert build_batch_points([odd], [], 3, None)[0].error == odd.error
     with pytest.raises(RecipeError, match=r"^schedule\.warmup: "):
         plan_cells(digits(schedule__name="one_cycle"), BatchGrid(warmups=(Duration(4, "ep"),)), 1, 0, NOTHING)

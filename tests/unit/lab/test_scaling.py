@@ -106,14 +106,14 @@ def test_ranks_over_which_the_batch_does_not_divide_are_reported_and_the_others_
     assert [point.case is None for point in points] == [False, True, False]
     outcomes = [ended(points[0], 1, 100.0), ended(points[2], 1, 320.0)]
     found = build_scale_points(points, outcomes)
-    assert found[1].error.startswith("data.batch_size: 128 does not divide over 3 ranks")
+    assert found[1].error.startswith("data.batch_size: 128 does not divide evenly over 3 ranks")
     assert found[1].images_per_s is None and found[2].error == ""
 
 
 def test_where_no_number_of_ranks_fits_it_is_an_error() -> None:
-    with pytest.raises(RecipeError, match="does not divide over 3 ranks"):
+    with pytest.raises(RecipeError, match="does not divide evenly over 3 ranks"):
         planned("strong", (3,))
-    with pytest.raises(RecipeError, match="does not divide over 3 ranks"):
+    with pytest.raises(RecipeError, match="does not divide evenly over 3 ranks"):
         planned("weak", (3, 4))
 
 

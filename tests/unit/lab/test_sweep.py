@@ -106,7 +106,7 @@ def test_a_value_that_failed_states_why_and_starved_runs_are_a_caution() -> None
         (["optim.lr=0.1,0.2"], "--vary: optim.lr does not change how long a step takes"),
         (["data.workers=2,2"], "--vary: data.workers=2 is given twice"),
         (["data.workers=-1"], "data.workers"),
-        (["data.batch_size=63"], "63 does not divide over 2 ranks"),
+        (["data.batch_size=63"], "63 does not divide evenly over 2 ranks"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(words: list[str], said: str) -> None:

@@ -217,11 +217,11 @@ def test_a_rise_that_ends_before_it_begins_is_refused(plan, refusal):
 @pytest.mark.parametrize(
     ("augment", "batch_size", "ranks", "accumulate", "message"),
     [
-        ("mixup", 12, 4, 1, "12 does not divide over 4 ranks into the pairs of mixup (try 16)"),
-        ("cutmix", 15, 1, 1, "15 does not divide over 1 rank into the pairs of cutmix (try 16)"),
+        ("mixup", 12, 4, 1, "12 does not divide evenly over 4 ranks into the pairs of mixup (try 16)"),
+        ("cutmix", 15, 1, 1, "15 does not divide evenly over 1 rank into the pairs of cutmix (try 16)"),
         ("mixup, cutmix", 8, 1, 8,
-         "8 does not divide over 1 rank x 8 micro-batches into the pairs of mixup and cutmix (try 16)"),
-        ("mixup", 13, 4, 1, "13 does not divide over 4 ranks into the pairs of mixup (try 16)"),
+         "8 does not divide evenly over 1 rank x 8 micro-batches into the pairs of mixup and cutmix (try 16)"),
+        ("mixup", 13, 4, 1, "13 does not divide evenly over 4 ranks into the pairs of mixup (try 16)"),
     ],
 )  # fmt: skip
 def test_a_batch_that_would_part_a_pair_is_refused(resolve, refusal, augment, batch_size, ranks, accumulate, message):
@@ -243,13 +243,13 @@ def test_pairs_do_not_change_what_a_rank_computes_at_once(plan):
 @pytest.mark.parametrize(
     ("batch_size", "ranks", "accumulate", "message"),
     [
-        (500, 8, 1, "500 does not divide over 8 ranks (try 504)"),
-        (100, 3, 1, "100 does not divide over 3 ranks (try 99)"),
-        (101, 3, 1, "101 does not divide over 3 ranks (try 102)"),
-        (1, 4, 1, "1 does not divide over 4 ranks (try 4)"),
-        (5, 1, 2, "5 does not divide over 1 rank x 2 micro-batches (try 6)"),
-        (100, 8, 3, "100 does not divide over 8 ranks x 3 micro-batches (try 96)"),
-        (1, 1024, 2, "1 does not divide over 1,024 ranks x 2 micro-batches (try 2048)"),
+        (500, 8, 1, "500 does not divide evenly over 8 ranks (try 504)"),
+        (100, 3, 1, "100 does not divide evenly over 3 ranks (try 99)"),
+        (101, 3, 1, "101 does not divide evenly over 3 ranks (try 102)"),
+        (1, 4, 1, "1 does not divide evenly over 4 ranks (try 4)"),
+        (5, 1, 2, "5 does not divide evenly over 1 rank x 2 micro-batches (try 6)"),
+        (100, 8, 3, "100 does not divide evenly over 8 ranks x 3 micro-batches (try 96)"),
+        (1, 1024, 2, "1 does not divide evenly over 1,024 ranks x 2 micro-batches (try 2048)"),
     ],
 )
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_does(
