@@ -183,8 +183,8 @@ ENTRIES: Final = (
     Entry(
         "scale",
         "From one rank to two",
-        "Throughput and efficiency of two ranks against one, which had both cores: the report warns of it.",
-        ("paceline scale digits --ranks 1,2 --repeats 3 --run-dir runs/scale",),
+        "Throughput and efficiency of two ranks against one, each on a core of its own.",
+        ("paceline scale digits parallel.threads=1 --ranks 1,2 --repeats 3 --run-dir runs/scale",),
         run_all,
     ),
     Entry(
