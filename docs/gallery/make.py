@@ -239,7 +239,7 @@ PICTURES: Final = (
     Picture("first-run", "first", "", 680, 1000),
     Picture("inputs", "input-bound", "#inputs", 525, 590),
     Picture("mistakes", "first", "#classes", 590, 600),
-    Picture("scaling", "scale", "#speed", 400, 600),
+    Picture("scaling", "scale", "#speed", 365, 600),
     Picture("prediction", "prediction", "#time", 400, 600),
 )
 
