@@ -22,11 +22,11 @@ SHOWN_BY = "tests/unit/docs/test_cli_reference.py::test_every_example_is_underst
 _INTRODUCTION = """\
 # Command line
 
-`paceline COMMAND --help` shows the same text as the page of the command here.
+Each command's page has the same text as `paceline COMMAND --help`.
 
 - `KEY=VALUE` sets a field of the recipe by its dotted path, as in `optim.lr=0.4`: [all fields](../recipe/README.md).
 - `N|auto` means that an option takes a number or the word `auto`.
-- Options may stand before, between and after other arguments. `--` ends the options.
+- Options can appear before, between or after other arguments. Words after `--` are not options.
 - The [exit code](../exit-codes.md) tells a script how a command ended.
 """
 _FOOTER = "\n---\n\n*Generated from the program by [make_cli.py](../make_cli.py).*\n"
@@ -90,7 +90,7 @@ def overview(program: Any) -> str:
         panels.setdefault(getattr(program.commands[verb], "rich_help_panel", None) or "Commands", []).append(row)
     parts = [f"\n## {panel}\n\n{_table(('command', 'what it does'), rows)}" for panel, rows in panels.items()]
     options = _table(("option", "default", "meaning"), _options(program, None))
-    return "".join([_INTRODUCTION, *parts, f"\n## Options of the program\n\n{options}", _FOOTER])
+    return "".join([_INTRODUCTION, *parts, f"\n## Global options\n\n{options}", _FOOTER])
 
 
 def verb_page(verb: str, command: Any) -> str:

@@ -94,7 +94,7 @@ def test_a_run_of_a_custom_model_is_evaluated_with_its_module(own_model_run, pac
 def test_a_run_of_a_custom_model_is_resumed_only_with_own_code(own_model_run, paceline) -> None:
     _, rundir = own_model_run
     paceline("train", str(rundir), "--resume", **ON_PATH).assert_error(
-        "model.name: own_model:Pyramid is code", "--own-code"
+        "model.name: own_model:Pyramid is custom code", "--own-code"
     )
     second = paceline("train", str(rundir), "--resume", "--own-code", **ON_PATH)
     assert second.code == 0 and "was already complete" in second.out
@@ -103,7 +103,7 @@ def test_a_run_of_a_custom_model_is_resumed_only_with_own_code(own_model_run, pa
 def test_own_code_is_passed_to_the_runs_of_an_experiment(own_model_run, paceline, tmp_path) -> None:
     (tmp_path / "r.yaml").write_text("extends: digits\nmodel: {name: 'own_model:Pyramid'}\nparallel: {device: cpu}\n")
     args = ("scale", "r.yaml", "--ranks", "2", "--steps", "2", "--repeats", "1", "--run-dir", "scaled")
-    paceline(*args, **ON_PATH).assert_error("r.yaml:2: model.name: own_model:Pyramid is code")
+    paceline(*args, **ON_PATH).assert_error("r.yaml:2: model.name: own_model:Pyramid is custom code")
     assert not (tmp_path / "scaled").exists()
     completed = paceline(*args, "--own-code", **ON_PATH)
     assert completed.code == 0, completed.err
@@ -113,7 +113,7 @@ def test_a_run_of_a_missing_module_is_refused(own_model_run, paceline) -> None:
     _, rundir = own_model_run
     output = ("model.name: own_model:Pyramid: there is no module own_model", "PYTHONPATH=")
     paceline("eval", str(rundir), "--own-code").assert_error(*output)
-    paceline("eval", str(rundir), **ON_PATH).assert_error("model.name: own_model:Pyramid is code", "(add --own-code")
+    paceline("eval", str(rundir), **ON_PATH).assert_error("model.name: own_model:Pyramid is custom code", "(add --own-code")
 
 
 def test_a_dry_run_imports_custom_modules(paceline) -> None:

@@ -231,7 +231,7 @@ def compare(options: CompareOptions) -> int:
 
 @_verb("paceline profile folder data.source.root=~/photos --trace", panel=_SPEED)
 def profile(options: ProfileOptions) -> int:
-    """Train for a few steps, and report where the time goes and what would save it."""
+    """Train for a few steps, and report where the time goes and what would make it faster."""
     from paceline.cli.profile import profile as work
 
     return work(options)
@@ -247,7 +247,7 @@ def ladder(options: LadderOptions) -> int:
 
 @_verb("paceline tune folder data.source.root=~/photos", panel=_SPEED)
 def tune(options: TuneOptions) -> int:
-    """Find the fastest settings of a recipe on this machine that reach the same loss, and write them as a recipe."""
+    """Find the settings that train a recipe fastest on this machine and reach the same loss, and write a recipe."""
     from paceline.cli.tune import tune as work
 
     return work(options)

@@ -157,7 +157,7 @@ class EvalOptions:
     checkpoint: Checkpoint = "last"
     classes: Annotated[bool, _flag("--classes", help="Show the accuracy of every class.")] = False
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst mistakes there.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst mistakes to this folder.")
     ] = None
     own_code: OwnCode = False
     oversubscribe: Oversubscribe = False
@@ -580,7 +580,7 @@ class PredictScalingOptions:
         ),
     ] = None
     at: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Numbers of ranks to predict.", show_default="8,16,...,4096")
+        str | None, typer.Option(metavar="N,N", help="Rank counts to predict for.", show_default="8,16,...,4096")
     ] = None
     ranks_per_node: Annotated[
         int | None,
@@ -711,7 +711,7 @@ class ReportOptions:
         typer.Option(metavar="FILE", help="File to write.", show_default="RUN/report.html; for md and json, stdout"),
     ] = None
     follow: Annotated[
-        bool, _flag("--follow", help="Serve the page on 127.0.0.1 and update it while the run trains; no file.")
+        bool, _flag("--follow", help="Serve the page on 127.0.0.1 and update it while the run trains; writes no file.")
     ] = False
     port: Annotated[
         int | None,

@@ -200,7 +200,7 @@ def _describe_overlap(section: SourceSection, trained: SourceSection) -> str:
 
 def _build_note(test: Source, trained: DatasetInfo, warning: str) -> str:
     classes = f"{test.info.num_classes:,} of the run's {trained.num_classes:,} classes"
-    return f"data.source: the accuracy is of {count(len(test), 'image')} of {classes}; {warning}"
+    return f"data.source: accuracy is measured on {count(len(test), 'image')} from {classes}; {warning}"
 
 
 ReadData = Callable[[contextlib.ExitStack, bool], tuple[Recipe, Datasets]]

@@ -81,7 +81,7 @@ def test_an_invalid_run_is_refused(tmp_path):
 def programs():
     """Return the Python code of the page by file name."""
     found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    return {"ask": next(each for each in found if "onnxruntime" in each),
+    return {"classify": next(each for each in found if "onnxruntime" in each),
             "serve": next(each for each in found if "fastapi" in each)}  # fmt: skip
 
 
@@ -102,12 +102,12 @@ def test_the_pages_onnxruntime_and_fastapi_answer_as_the_run_does(made_run, tmp_
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    ask = importlib.import_module("ask")
-    monkeypatch.setitem(sys.modules, "ask", ask)
+    classify = importlib.import_module("classify")
+    monkeypatch.setitem(sys.modules, "classify", classify)
     classifier = load_classifier(run, device="cpu")
     image = classifier.image((tmp_path / "cat.jpg").read_bytes(), "cat.jpg")
-    assert torch.equal(torch.from_numpy(ask.read("cat.jpg").copy()).permute(2, 0, 1), image)
-    found, expected = ask.ask("cat.jpg"), classifier.probabilities(image[None])[0].tolist()
+    assert torch.equal(torch.from_numpy(classify.read("cat.jpg").copy()).permute(2, 0, 1), image)
+    found, expected = classify.classify("cat.jpg"), classifier.probabilities(image[None])[0].tolist()
     assert list(found) == [classifier.classes[index] for index in np.argsort(-np.array(expected))]
     # Two libraries' float32 sums.
     assert found == pytest.approx(dict(zip(classifier.classes, expected, strict=True)), abs=1e-6)

@@ -137,7 +137,7 @@ def test_an_image_that_was_added_does_not_make_the_others_new(tmp_path) -> None:
     run = made_run(tmp_path / "run", "folder", f"data.source.root={root}", "data.source.val_fraction=0.25", *FOLDER)
     root.rename(tmp_path / "second")
     Image.new("RGB", (14, 16)).save(tmp_path / "second/ant/new.png")
-    said = "17 images of 2 of the run's 2 classes; it measures generalization if the run was trained on none of these"
+    said = "17 images from 2 of the run's 2 classes; it measures generalization if the run was trained on none of these"
     run_evaluation(run, f"data.source.root={tmp_path}/second", expected_note=said)
 
 
