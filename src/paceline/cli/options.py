@@ -152,6 +152,9 @@ class EvalOptions:
     ranks: Ranks = "auto"
     checkpoint: Checkpoint = "last"
     classes: Annotated[bool, _flag("--classes", help="Show the accuracy of every class.")] = False
+    metrics: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Report these metrics too, such as f1,auroc; as train.metrics.")
+    ] = ""
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst mistakes there.")
     ] = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from paceline.core.results import BatchNormCheck, ClassCount, EvalReport, EvalResult, Finding, Status
+from paceline.core.results import FINISHED, BatchNormCheck, ClassCount, EvalReport, EvalResult, Finding, Status
 from paceline.core.statistics import CONFIDENCE, NORMAL_QUANTILE, wilson_interval
 from paceline.core.units import accuracy, count
 
@@ -125,7 +125,7 @@ class RunHistory:
     @property
     def is_running(self) -> bool:
         """Whether the run has not finished."""
-        return not self.is_alone and self.status not in ("completed", "target_reached")
+        return not self.is_alone and self.status not in FINISHED
 
     @property
     def is_too_short(self) -> bool:

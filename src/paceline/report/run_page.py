@@ -40,6 +40,8 @@ from paceline.report.timeline_sections import timeline_section
 _STATUS_TONES: Final[dict[str, Tone]] = {
     "completed": "good",
     "target_reached": "good",
+    "patience_reached": "good",
+    "time_reached": "good",
     "preempted": "warning",
     "failed": "bad",
 }

@@ -79,7 +79,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         recipe = with_batch_size(recipe, int(store.broadcast("batch_size", str(recipe.data.batch_size))))
         rundir = RunDir(Path(store.broadcast("rundir", str(rundir.path))))
         resume = store.broadcast("resume", "yes" if resume else "") == "yes"
-        finished = read_final_result(rundir) if resume and world.is_main else None
+        finished = read_final_result(rundir, recipe.train.max_time) if resume and world.is_main else None
         result = store.broadcast("ended", finished.model_dump_json() if finished else "")
         if result:
             return RunResult.model_validate_json(result).of(rundir.path)

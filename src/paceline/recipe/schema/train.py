@@ -1,6 +1,7 @@
 """The recipe's sections `train`, `log` and `parallel`."""
 
 import math
+from contextlib import suppress
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
@@ -9,13 +10,19 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
+from paceline.core.errors import suggest_similar
+from paceline.core.metric import ALWAYS, COUNTED, SCORED, top_k
+from paceline.core.units import TRAINING_UNITS, Duration
 from paceline.recipe.schema.base import (
     ACCEPT_NAME,
+    IMPORT_PATH_FORM,
     NAME_JSON_SCHEMA,
+    PATH_PATTERN,
     Auto,
     ByName,
     CadenceDuration,
@@ -24,6 +31,7 @@ from paceline.recipe.schema.base import (
     Section,
     Switch,
     TimeDuration,
+    check_import_path,
 )
 
 PrecisionName = Literal[
@@ -42,6 +50,30 @@ PrecisionName = Literal[
 REPLACED_WHOLE: Final = frozenset({"train.class_weights"})
 """Mappings whose keys are data: a later layer replaces them. All other mappings, `args` included, are merged key by
 key."""
+
+
+def _check_metric(name: str) -> str:
+    """Return `name`. Raise `ValueError` unless it is a metric or an import path."""
+    if ":" in name:
+        return check_import_path(name)
+    if name in METRICS or top_k(name):
+        return name
+    hint = suggest_similar(name, METRICS) or f" (write {', '.join(METRICS)}, top1 to top999 or {IMPORT_PATH_FORM})"
+    raise ValueError(f"{name!r} is not a metric{hint}")
+
+
+def _json_schema(*words: str) -> WithJsonSchema:
+    patterns = (r"^top[1-9]\d{0,2}$", PATH_PATTERN)
+    texts = [{"type": "string", "pattern": pattern} for pattern in patterns]
+    return WithJsonSchema({"anyOf": [{"enum": [*words, *(each for each in METRICS if not top_k(each))]}, *texts]})
+
+
+METRICS: Final = (*ALWAYS, *COUNTED, *SCORED)
+"""Names of metrics, beside `topK` and import paths."""
+Metric = Annotated[str, AfterValidator(_check_metric), _json_schema()]
+Monitor = Annotated[
+    str, AfterValidator(lambda name: name if name == "auto" else _check_metric(name)), _json_schema("auto")
+]
 
 
 class Stop(Section):
@@ -68,6 +100,19 @@ def _as_mode(value: object) -> object:
     """Convert `true` to torch's default mode, and `false` to off."""
     if isinstance(value, bool):
         return "default" if value else "off"
+    return value
+
+
+def _as_patience(value: object) -> object:
+    """Return a number of evaluations, a duration, or off. Raise `ValueError` with a fix for anything else."""
+    if isinstance(value, bool) or (isinstance(value, int | float) and (value < 1 or value != int(value))):
+        raise ValueError(f"{value!r} is not a patience (write 5 for evaluations, 5ep or off)")
+    if isinstance(value, str) and value != "off":
+        with suppress(ValueError):
+            duration = Duration.parse(value, TRAINING_UNITS)
+            if duration.value and not duration.is_time:
+                return duration
+        raise ValueError(f"{value!r} is not a patience (write 5 for evaluations, 5ep or off)")
     return value
 
 
@@ -141,6 +186,19 @@ class Train(Section):
     pass is run, and the host waits for the device only when the loss is logged."""
     stop: Stop | Off = "off"
     """Target at which the run stops early."""
+    metrics: tuple[Metric, ...] = ()
+    """Metrics to report in addition to top-1, top-5, loss, ECE and balanced accuracy: averages over the classes of
+    precision, recall and F1; AUROC and AP (average precision), which gather the scores of all images on rank 0; `top3`
+    and the like; or [your own](../how-to/extend.md#custom-metrics). `weighted_` weights classes by their images."""
+    monitor: Monitor = "auto"
+    """Metric that decides which evaluation is the best, what a plateau schedule sees, and when `patience` ends. `auto`
+    is top-1, and the loss for the schedule. `loss` and `ece` are minimised."""
+    patience: Annotated[PositiveInt | CadenceDuration | Off, BeforeValidator(_as_patience)] = "off"
+    """Stop the run after this many evaluations, or at the first one after this much training (`5ep`), without a better
+    value of `monitor`."""
+    max_time: TimeDuration | Off = "off"
+    """Stop the run, with a checkpoint and an evaluation, after this much wall-clock time of all its processes
+    together. Resumed with more time, it continues with the same bits."""
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:
@@ -148,10 +206,16 @@ class Train(Section):
             raise ValueError("the length must be given exactly once (set either epochs or steps)")
         if self.eval_every != "off":
             return self
-        for name, value in (("stop", self.stop), ("eval_train", self.eval_train)):
-            if value != "off":
+        for name in ("stop", "eval_train", "metrics", "monitor", "patience"):
+            if self.is_set(name):
                 raise ValueError(f"{name} has no effect with eval_every off (set eval_every=1ep)")
         return self
+
+    @property
+    def extra_metrics(self) -> tuple[str, ...]:
+        """Metrics of `metrics` and `monitor` that not every evaluation has, each once."""
+        named = (*self.metrics, *(() if self.monitor == "auto" else (self.monitor,)))
+        return tuple(dict.fromkeys(each for each in named if each not in ALWAYS))
 
 
 # Characters that Weights & Biases refuses in project names (https://docs.wandb.ai/ref/python/init); refused for all
