@@ -100,6 +100,7 @@ class RunHistory:
     status: Status | None = None  # None for an unfinished run, and with `is_alone`
     is_alone: bool = False  # weights that are evaluated without their run
     losses: Sequence[tuple[int, float]] = ()  # (step, logged training loss)
+    has_cross_entropy: bool = True  # whether `losses` are cross-entropies, which can be compared with guessing
     classes: Sequence[ClassCount] = ()  # of the last evaluation, as is `confusion`
     confusion: Sequence[Sequence[int]] = ()
     steps: int = 0
@@ -247,7 +248,7 @@ def _why_useless(history: RunHistory) -> str:
     chance = math.log(max(2, sum(each.images > 0 for each in history.classes)))
     if history.batch_norm is not None and _is_lagging(history.batch_norm):
         return "The weights are not lost: see batch norm lags."
-    if not history.losses:
+    if not history.losses or not history.has_cross_entropy:
         return "Check the labels, data.mean and data.std, and lower optim.lr."
     end = _mean_before(history.losses, history.losses[-1][0])
     if end >= 0.95 * chance:

@@ -10,7 +10,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 
 OWN_CODE: Final = "--own-code"
-_SECTIONS: Final = ("model", "data.source", "optim")
+_SECTIONS: Final = ("model", "data.source", "optim", "train.loss")
 _LISTS: Final = ("data.augment", "log.sinks", "train.metrics")
 
 
@@ -57,7 +57,7 @@ def _find_plugin_names(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]
     """Yield the field and the name of each plugin in nested `settings`, which may be invalid."""
     for path in _SECTIONS:
         section = _get_at(settings, path)
-        name = section.get("name") if isinstance(section, Mapping) else None
+        name = section.get("name") if isinstance(section, Mapping) else section
         if isinstance(name, str) and is_plugin_name(name):
             yield f"{path}.name", name
     monitor = _get_at(settings, "train.monitor")

@@ -21,7 +21,7 @@ from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.base import LIBRARIES, is_plugin_name, refusal_reason
 from paceline.recipe.schema.optim import OwnOptim
 from paceline.recipe.schema.source import OwnSource
-from paceline.recipe.schema.train import OwnSink, Train
+from paceline.recipe.schema.train import OwnLoss, OwnSink, Train
 
 _MAIN: Final = "__main__"
 _MAX_ERROR_CHARS: Final = 200
@@ -34,6 +34,7 @@ class PluginContract:
 
     `positional` and `keyword` are passed in addition to the recipe's `args`. `methods` maps each required attribute to
     its signature, for error messages. `takes_args` is whether the recipe can give it arguments.
+    With `may_be_class` a class is called with `args`, and its object with `positional`.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class PluginContract:
     positional: tuple[str, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
     takes_args: bool = True
+    may_be_class: bool = False
 
     @property
     def call(self) -> str:
@@ -70,6 +72,7 @@ SINK: Final = PluginContract(
 )
 
 
+LOSS: Final = PluginContract("a loss", (), ("logits", "targets"), may_be_class=True)
 METRIC: Final = PluginContract("a metric", (), ("scores", "labels"), takes_args=False)
 
 
@@ -126,11 +129,12 @@ class PluginRef:
             parameters = list(inspect.signature(factory).parameters.values())
         except (TypeError, ValueError):  # some C functions have no signature
             return
+        positional = () if self.contract.may_be_class and isinstance(factory, type) else self.contract.positional
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        named = [each for each in parameters[len(self.contract.positional) :] if each.kind in by_name]
+        named = [each for each in parameters[len(positional) :] if each.kind in by_name]
         names, keyword = [each.name for each in named], self.contract.keyword
         taken = [each for each in parameters if each.kind in (*by_name, inspect.Parameter.POSITIONAL_ONLY)]
-        needed = len(self.contract.positional)
+        needed = len(positional)
         if len(taken) < needed and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
             signature = f"{self.name.rpartition(':')[2]}{self.contract.call}"
             raise self.error(
@@ -166,16 +170,18 @@ def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
         yield PluginRef("data.source", source.name, source.args, SOURCE)
     if isinstance(optim, OwnOptim):
         yield PluginRef("optim", optim.name, optim.args, OPTIMIZER)
+    yield from _plugins_of_training(recipe.train)
     for position, section in enumerate(recipe.data.augment):
         if isinstance(section, OwnAugment):
             yield PluginRef(f"data.augment[{position}]", section.name, section.args, AUGMENT)
-    yield from _metrics_of(recipe.train)
     for position, sink in enumerate(recipe.log.sinks):
         if isinstance(sink, OwnSink):
             yield PluginRef(f"log.sinks[{position}]", sink.name, sink.args, SINK)
 
 
-def _metrics_of(train: Train) -> Iterator[PluginRef]:
+def _plugins_of_training(train: Train) -> Iterator[PluginRef]:
+    if isinstance(train.loss, OwnLoss):
+        yield PluginRef("train.loss", train.loss.name, train.loss.args, LOSS)
     for position, name in enumerate(train.metrics):
         if is_plugin_name(name):
             yield PluginRef(f"train.metrics[{position}]", name, {}, METRIC)

@@ -88,6 +88,10 @@ def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
         return []
     training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
     settings, reasons = run.settings, []
+    loss = settings.get("train.loss.name", "cross_entropy")
+    if loss != "cross_entropy":
+        name = clean_text(loss, 80)
+        return [f"The training loss is {name}, and the validation loss cross-entropy: do not compare their values."]
     if settings.get("train.label_smoothing", "0.0") not in ("0", "0.0"):
         reasons.append(f"with label smoothing of {clean_text(settings['train.label_smoothing'])}")
     if settings.get("data.augment", "[]") != "[]":

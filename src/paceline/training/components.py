@@ -39,7 +39,7 @@ from paceline.training.init_weights import (
     restored_origin,
 )
 from paceline.training.logging.base import build_sample_trace
-from paceline.training.loss import CrossEntropy, build_loss
+from paceline.training.loss import build_loss
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.measurements import RunMeter
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
@@ -72,7 +72,7 @@ class PreparedModel:
     """
 
     replica: nn.Module
-    criterion: CrossEntropy
+    criterion: nn.Module
     training_state: TrainingState
     state: TrainState
     compile_s: float

@@ -24,7 +24,7 @@ from paceline.recipe.schema.optim import (
 )
 from paceline.recipe.schema.train import Log, Parallel, Train
 
-_LATER_FIELDS = ("metrics", "monitor", "patience", "max_time")
+_LATER_FIELDS = ("loss", "metrics", "monitor", "patience", "max_time")
 """Fields of `train` that do not count in the hash at their defaults: recipes from before them keep theirs."""
 
 

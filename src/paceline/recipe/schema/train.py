@@ -137,6 +137,46 @@ def _check_class_weights(value: object) -> object:
     return value
 
 
+class CrossEntropyLoss(Section):
+    """Cross-entropy of softmax probabilities."""
+
+    name: Literal["cross_entropy"] = "cross_entropy"
+
+
+class BceLoss(Section):
+    """Binary cross-entropy of each class against the others, on one-hot, smoothed or mixed targets, as timm's
+    `BinaryCrossEntropy` (Wightman et al. 2021, arXiv 2110.00476)."""
+
+    name: Literal["bce"] = "bce"
+    sum_classes: bool = False
+    """Sum over classes instead of the mean, which makes the loss as many times larger."""
+    target_threshold: Annotated[float, Field(ge=0, lt=1)] | Off = "off"
+    """Targets above this become 1, and others 0, so that mixed images belong to both classes."""
+
+
+class FocalLoss(Section):
+    """Focal loss (Lin et al. 2017, arXiv 1708.02002): cross-entropy times (1 - p)^gamma for a probability p of the true
+    class, so that images that are classified well count less. Class weights are the paper's alpha."""
+
+    name: Literal["focal"] = "focal"
+    gamma: float = Field(2.0, ge=0)
+    """Exponent; 0 is cross-entropy."""
+    activation: Literal["softmax", "sigmoid"] = "softmax"
+    """`sigmoid` sums a binary focal loss over the classes, as the paper and torchvision's `sigmoid_focal_loss`."""
+
+
+class OwnLoss(PluginSection):
+    """Your own loss: a function of (logits, targets, **args), or a class whose objects are called with (logits,
+    targets), that returns the loss of each image ([the contract](../how-to/extend.md#custom-losses))."""
+
+
+LossSection = Annotated[
+    Annotated[CrossEntropyLoss | BceLoss | FocalLoss | OwnLoss, ByName()],
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
+]
+
+
 class Train(Section):
     """Length, precision, loss and evaluation."""
 
@@ -166,6 +206,8 @@ class Train(Section):
     says so."""
     cudnn_benchmark: Switch | Auto = "auto"
     """Let cuDNN time its algorithms and keep the fastest; `auto` is on for GPUs if all batches have the same size."""
+    loss: LossSection = CrossEntropyLoss()
+    """Training loss. Evaluation always reports cross-entropy."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Probability that is spread evenly over all classes."""
     class_weights: Annotated[
@@ -204,6 +246,8 @@ class Train(Section):
     def _check_length(self) -> Self:
         if (self.epochs == "auto") == (self.steps == "auto"):
             raise ValueError("the length must be given exactly once (set either epochs or steps)")
+        if isinstance(self.loss, OwnLoss) and self.label_smoothing:
+            raise ValueError(f"label_smoothing has no effect with loss {self.loss.name} (set label_smoothing=0)")
         if self.eval_every != "off":
             return self
         for name in ("stop", "eval_train", "metrics", "monitor", "patience"):
