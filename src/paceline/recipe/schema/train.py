@@ -62,10 +62,10 @@ def _check_metric(name: str) -> str:
     raise ValueError(f"{name!r} is not a metric{hint}")
 
 
-def _json_schema(*words: str) -> WithJsonSchema:
+def _json_schema(*also: str) -> WithJsonSchema:
     patterns = (r"^top[1-9]\d{0,2}$", PATH_PATTERN)
     texts = [{"type": "string", "pattern": pattern} for pattern in patterns]
-    return WithJsonSchema({"anyOf": [{"enum": [*words, *(each for each in METRICS if not top_k(each))]}, *texts]})
+    return WithJsonSchema({"anyOf": [{"enum": [*also, *(each for each in METRICS if not top_k(each))]}, *texts]})
 
 
 METRICS: Final = (*ALWAYS, *COUNTED, *SCORED)
@@ -105,7 +105,7 @@ def _as_mode(value: object) -> object:
 
 def _as_patience(value: object) -> object:
     """Return a number of evaluations, a duration, or off. Raise `ValueError` with a fix for anything else."""
-    if isinstance(value, bool) or (isinstance(value, int | float) and (value < 1 or value != int(value))):
+    if isinstance(value, bool) or (isinstance(value, int | float) and not (value >= 1 and value % 1 == 0)):
         raise ValueError(f"{value!r} is not a patience (write 5 for evaluations, 5ep or off)")
     if isinstance(value, str) and value != "off":
         with suppress(ValueError):
