@@ -153,8 +153,9 @@ class EvalOptions:
     checkpoint: Checkpoint = "last"
     classes: Annotated[bool, _flag("--classes", help="Show the accuracy of every class.")] = False
     metrics: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Report these metrics too, such as f1,auroc; as train.metrics.")
-    ] = ""
+        str | None,
+        typer.Option(metavar="NAME,...", help="Report these metrics too, such as f1,auroc (train.metrics)."),
+    ] = None
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst mistakes there.")
     ] = None

@@ -166,8 +166,8 @@ class FocalLoss(Section):
 
 
 class OwnLoss(PluginSection):
-    """Your own loss: a function of (logits, targets, **args), or a class whose objects are called with (logits,
-    targets), that returns the loss of each image ([the contract](../how-to/extend.md#custom-losses))."""
+    """Your own loss: a function `NAME(logits, targets, **args)`, or a class `NAME(**args)` whose object is called with
+    `(logits, targets)`. It returns the loss of each image ([the contract](../how-to/extend.md#custom-losses))."""
 
 
 LossSection = Annotated[
