@@ -30,9 +30,9 @@ with its dotted path as the key: `optim.lr=0.4`, `data.augment=[pad_crop,flip]`.
 
 - A **duration** is a number and a unit: `5ep` (epochs), `500st` (optimizer steps), `50000img` (images) or
   `10%` (of the run). A **time** is `90s`, `30min` or `2h`.
-- `data.source`, `optim`, `schedule` and `train.loss` have variants. `name` chooses one, and the other fields depend on it.
-  Choosing another name drops the fields set for the previous one.
-- An entry of `data.augment` is a name, or a mapping with a `name`: `{name: pad_crop, padding: 2}`.
+- `data.source`, `optim`, `schedule` and `train.loss` have variants. `name` chooses one, and the other fields depend on
+  it. Choosing another name drops the fields set for the previous one.
+- `train.loss` and the entries of `data.augment` are names, or mappings with a `name`: `{name: pad_crop, padding: 2}`.
 - Where `package.module:Name` is among the variants, `name` may be the import path of
   [your own code](../../how-to/extend.md).
 - `[a, b)` is a range that includes a and excludes b. "(to be set)" marks a field without a default: a recipe sets

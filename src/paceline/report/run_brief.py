@@ -212,10 +212,12 @@ def _report_row(run: RunData) -> BriefRow:
 def _next_commands(run: RunData, page: ReportPage, result: RunResult) -> Iterator[tuple[str, str]]:
     """Yield commands, and what each does."""
     path = clean_text(shlex.quote(str(run.path)), 2000)
+    own_code = " --own-code" if result.provenance.get("own_parts") else ""
     if result.status in ("preempted", "failed"):
-        own_code = " --own-code" if result.provenance.get("own_parts") else ""
         yield f"paceline train {path} --resume{own_code}", "resume"
         return
+    if result.status == "time_reached":
+        yield f"paceline train {path} --resume train.max_time=off{own_code}", "train to the end"
     if page.verdict is not None and page.verdict.command:
         yield page.verdict.command, page.verdict.ceiling.removeprefix("Ceiling: ").rstrip(".").partition(",")[0]
     last = result.ema or result.eval
