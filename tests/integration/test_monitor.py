@@ -21,7 +21,7 @@ def constant(scores, labels):
     return 0.5
 
 
-wrong.minimise = True
+wrong.minimize = True
 """
 TIMES = ("trained_s", "train_s", "epoch_s", "images_per_s")
 

@@ -15,7 +15,7 @@ COUNTED: Final = ("precision", "recall", "f1", "weighted_precision", "weighted_r
 """Averages over classes that need only counts: of classes with images equally, or weighted by their images."""
 SCORED: Final = ("auroc", "weighted_auroc", "ap", "weighted_ap")
 """Averages over classes that need the score of every class for every image."""
-MINIMISED: Final = frozenset({"loss", "ece"})
+MINIMIZED: Final = frozenset({"loss", "ece"})
 _TOP_K: Final = re.compile(r"top([1-9]\d{0,2})")
 _LABELS: Final = {
     "ece": "ECE",
@@ -57,7 +57,7 @@ class Monitor:
     """The metric by which evaluations are compared. A value that is NaN is never better."""
 
     name: str = "top1"
-    is_minimised: bool = False
+    is_minimized: bool = False
 
     def value(self, result: EvalResult) -> float:
         """Return the metric of an evaluation."""
@@ -70,7 +70,7 @@ class Monitor:
         one, other = self.value(new), self.value(best)
         if math.isnan(other):
             return not math.isnan(one)
-        return one < other if self.is_minimised else one > other
+        return one < other if self.is_minimized else one > other
 
 
 def describe_monitored(result: RunResult) -> tuple[str, str, str] | None:

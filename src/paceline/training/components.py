@@ -173,7 +173,7 @@ def build_training_state(
     optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
     schedule = build_lr_schedule(
-        recipe.schedule, context.plan, is_minimised=build_monitor(recipe, default="loss").is_minimised
+        recipe.schedule, context.plan, is_minimized=build_monitor(recipe, default="loss").is_minimized
     )
     extra_state = ExtraOptimizerState.from_optimizer(optimizer, recipe.optim.name)
     return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state)

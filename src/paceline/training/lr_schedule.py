@@ -103,7 +103,7 @@ class LrWarmup:
 class PlateauShape:
     """Multiply by `factor` after more than `patience` evaluations without a better value of a metric.
 
-    As torch's ReduceLROnPlateau. A metric that is not minimised begins with a `best` of -infinity.
+    As torch's ReduceLROnPlateau. A metric that is not minimized begins with a `best` of -infinity.
     """
 
     factor: float
@@ -112,12 +112,12 @@ class PlateauShape:
     best: float = math.inf
     bad_evaluations: int = 0
     share: float = 1.0
-    is_minimised: bool = True
+    is_minimized: bool = True
 
     @property
     def worst(self) -> float:
         """The value that any other is better than."""
-        return math.inf if self.is_minimised else -math.inf
+        return math.inf if self.is_minimized else -math.inf
 
     def __call__(self, step: int) -> float:
         """Return the current share of the peak."""
@@ -126,7 +126,7 @@ class PlateauShape:
     def observe(self, value: float) -> None:
         """Count an evaluation without improvement, or reset the count."""
         is_better = (
-            value < self.best * (1 - self.threshold) if self.is_minimised else value > self.best * (1 + self.threshold)
+            value < self.best * (1 - self.threshold) if self.is_minimized else value > self.best * (1 + self.threshold)
         )
         if is_better:
             self.best, self.bad_evaluations = value, 0
@@ -168,17 +168,17 @@ class LrSchedule:
             self.shape.bad_evaluations, self.shape.share = state["bad_evaluations"], state["share"]
 
 
-def build_lr_schedule(section: ScheduleSection, plan: Plan, *, is_minimised: bool = True) -> LrSchedule:
+def build_lr_schedule(section: ScheduleSection, plan: Plan, *, is_minimized: bool = True) -> LrSchedule:
     """Return the schedule of `section`, with durations converted to steps by `plan`.
 
-    `is_minimised` is whether a plateau schedule observes a metric that falls.
+    `is_minimized` is whether a plateau schedule observes a metric that falls.
     """
     if isinstance(section, sections.OneCycle):
         shape = OneCycleShape(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
         return LrSchedule(plan.peak_lr, LrWarmup(0, 0.0), shape)
     stair = plan.steps_per_epoch if section.warmup_by == "epoch" else 0
     warmup = LrWarmup(plan.steps(section.warmup), section.warmup_start, section.warmup_shape, stair)
-    return LrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps, is_minimised=is_minimised))
+    return LrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps, is_minimized=is_minimized))
 
 
 def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, float]]:
@@ -221,7 +221,7 @@ def _build_shape(
     plan: Plan,
     warmup: int,
     *,
-    is_minimised: bool,
+    is_minimized: bool,
 ) -> LrShape:
     match section:
         case sections.Constant():
@@ -235,6 +235,6 @@ def _build_shape(
         case sections.Step(milestones=milestones, factor=factor):
             return MilestoneShape(tuple(plan.steps(milestone) for milestone in milestones), factor)
         case sections.Plateau(factor=factor, patience=patience, threshold=threshold):
-            shape = PlateauShape(factor, patience, threshold, is_minimised=is_minimised)
+            shape = PlateauShape(factor, patience, threshold, is_minimized=is_minimized)
             shape.best = shape.worst
             return shape

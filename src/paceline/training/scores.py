@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.metric import COUNTED, MINIMISED, SCORED, Monitor, class_averages, top_k, weighted_mean
+from paceline.core.metric import COUNTED, MINIMIZED, SCORED, Monitor, class_averages, top_k, weighted_mean
 from paceline.core.results import ClassCount
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plugins import METRIC, PluginRef, describe_error, plugins_of
@@ -150,11 +150,11 @@ def _call(metric: OwnMetric, name: str, images: ImageScores) -> float:
 def build_monitor(recipe: Recipe, default: str = "top1") -> Monitor:
     """Return the metric of `train.monitor`, or `default` for auto.
 
-    Your own is maximised, unless the function has an attribute `minimise` that is true. Raise `RecipeError` as
+    Your own is maximized, unless the function has an attribute `minimize` that is true. Raise `RecipeError` as
     `ExtraMetrics.from_recipe`.
     """
     name = default if recipe.train.monitor == "auto" else recipe.train.monitor
     if is_plugin_name(name):
         function = PluginRef("train.monitor", name, {}, METRIC).load()
-        return Monitor(name, is_minimised=bool(getattr(function, "minimise", False)))
-    return Monitor(name, is_minimised=name in MINIMISED)
+        return Monitor(name, is_minimized=bool(getattr(function, "minimize", False)))
+    return Monitor(name, is_minimized=name in MINIMIZED)

@@ -51,7 +51,7 @@ def test_a_mean_leaves_out_what_is_undefined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_minimised", "new", "best", "better"),
+    ("name", "is_minimized", "new", "best", "better"),
     [
         ("top1", False, result(0.6), result(0.5), True),
         ("top1", False, result(0.5), result(0.5), False),
@@ -64,8 +64,8 @@ def test_a_mean_leaves_out_what_is_undefined() -> None:
         ("auroc", False, result(auroc=math.nan), None, True),
     ],
 )
-def test_what_is_better(name: str, is_minimised: bool, new: EvalResult, best: EvalResult | None, better: bool) -> None:
-    assert Monitor(name, is_minimised=is_minimised).is_better(new, best) is better
+def test_what_is_better(name: str, is_minimized: bool, new: EvalResult, best: EvalResult | None, better: bool) -> None:
+    assert Monitor(name, is_minimized=is_minimized).is_better(new, best) is better
 
 
 def test_names_and_values_for_display() -> None:

@@ -99,7 +99,7 @@ def cost(scores: Tensor, labels: Tensor) -> float:
     return float((scores.argmax(1) - labels).abs().sum())
 
 
-cost.minimise = True  # type: ignore[attr-defined]
+cost.minimize = True  # type: ignore[attr-defined]
 
 
 def broken(scores: Tensor, labels: Tensor) -> float:
@@ -121,10 +121,10 @@ def test_a_metric_of_ones_own_gets_all_scores_and_labels() -> None:
     assert values == {"own_metrics:cost": float((logits.argmax(1) - labels).abs().sum())}
 
 
-def test_what_is_monitored_is_maximised_unless_it_says_otherwise() -> None:
+def test_what_is_monitored_is_maximized_unless_it_says_otherwise() -> None:
     def monitor(name: str, default: str = "top1") -> tuple[str, bool]:
         built = build_monitor(load("digits", Patch.parse([f"train.monitor={name}"])).recipe, default)
-        return built.name, built.is_minimised
+        return built.name, built.is_minimized
 
     assert monitor("auto") == ("top1", False) and monitor("auto", "loss") == ("loss", True)
     assert monitor("f1") == ("f1", False) and monitor("ece") == ("ece", True)

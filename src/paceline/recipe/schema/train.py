@@ -234,7 +234,7 @@ class Train(Section):
     and the like; or [your own](../how-to/extend.md#custom-metrics). `weighted_` weights classes by their images."""
     monitor: Monitor = "auto"
     """Metric that decides which evaluation is the best, what a plateau schedule sees, and when `patience` ends. `auto`
-    is top-1, and the loss for the schedule. `loss` and `ece` are minimised."""
+    is top-1, and the loss for the schedule. `loss` and `ece` are minimized."""
     patience: Annotated[PositiveInt | CadenceDuration | Off, BeforeValidator(_as_patience)] = "off"
     """Stop the run after this many evaluations, or at the first one after this much training (`5ep`), without a better
     value of `monitor`."""
