@@ -192,7 +192,7 @@ def clock_alone(stages: Sequence[str]) -> float:
 def compared(on_s: Sequence[float], off_s: Sequence[float]) -> dict[str, Any]:
     """Return both spreads and what the clock adds, relative to a step without, with bootstrap 95 % intervals.
 
-    `of_medians` is the claim's. `of_pairs` is the median over neighbouring pairs, which cancels what a busy machine
+    `of_medians` is the claim's. `of_pairs` is the median over neighboring pairs, which cancels what a busy machine
     does to both. Pairs are resampled whole, as they were measured.
     """
     pairs = min(len(on_s), len(off_s))

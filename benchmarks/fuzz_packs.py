@@ -94,7 +94,7 @@ def records(scratch: Path, photos: bytes) -> list[bytes]:
 
 
 def _jpegs() -> list[bytes]:
-    """Return JPEGs of every way to sample colours that Pillow writes, in one scan and in several, and grey ones."""
+    """Return JPEGs of every way to sample colors that Pillow writes, in one scan and in several, and gray ones."""
     made = []
     for subsampling in range(3):
         for mode, options in (("RGB", {}), ("RGB", {"progressive": True}), ("RGB", {"optimize": True}), ("L", {})):
@@ -118,7 +118,7 @@ def read_record(folder: Path) -> None:
 
 
 def _decode_record(record: bytes) -> None:
-    """Have the native core decode a record, whole and a part of it, in colours and in grey."""
+    """Have the native core decode a record, whole and a part of it, in colors and in gray."""
     core = load_native()
     if core is None:
         return

@@ -88,7 +88,7 @@ class Windows:
 
 
 def tutorial(work: Work) -> list[float]:
-    """Return the rates of NERSC's first rung as its tutorial writes it: float32 with no TF32, nothing optimised.
+    """Return the rates of NERSC's first rung as its tutorial writes it: float32 with no TF32, nothing optimized.
 
     Contiguous, one optimizer kernel a parameter, gradients zeroed and not dropped, cuDNN's first choice, and a wait for
     the device in every step (NERSC/sc20-dl-tutorial, train.py). Its loader is left out: it would only be slower.

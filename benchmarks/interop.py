@@ -5,9 +5,9 @@
 FOLDER has `train/` with class folders of JPEGs, in the page cache. Usual is, in Lightning and Accelerate, the code of
 tutorials: torchvision's ImageFolder, its transforms, and a DataLoader whose workers stay; in timm, `create_dataset` and
 `create_loader`. Ours is `paceline.interop` on a lossless pack of the same files. Both have as many workers, the same
-random crop and mirroring, and float32 images, normalised; the loops are each framework's own, and the same for both.
+random crop and mirroring, and float32 images, normalized; the loops are each framework's own, and the same for both.
 
-Two networks: `none`, a linear layer on the mean colour, so that data are all there is to wait for; and `small`, timm's
+Two networks: `none`, a linear layer on the mean color, so that data are all there is to wait for; and `small`, timm's
 `test_resnet`, forwards and backwards on the same cores as the loaders. Each framework and side is a fresh process, and
 all take turns, forwards and then backwards. A window begins behind more batches than any loader makes ahead. `ratio`
 compares the two sides of a round, `ratio_by_cpu` what they took of the CPUs, workers included: a busy machine disturbs

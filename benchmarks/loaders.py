@@ -7,7 +7,7 @@ the images as they are (raw pixels, 500 at most); both at 80 % or more of what d
 Resident small images come at least 25 times as fast as torchvision's one by one. Beside a main thread that is busy in
 Python a native thread keeps 80 % of its rate, and costs it less than 5 %.
 
-FFCV's raw pixels at short side 256 are measured too: ten times the bytes of our pack, and a centre crop is a mere copy.
+FFCV's raw pixels at short side 256 are measured too: ten times the bytes of our pack, and a center crop is a mere copy.
 
     sh benchmarks/peers/setup.sh /tmp/peers
     python benchmarks/loaders.py --data FOLDER --peers /tmp/peers/bin/python --rounds 3 \

@@ -90,7 +90,7 @@ def optimizers(device: str) -> list[Variant]:
 
 
 def iterations(device: str) -> list[Variant]:
-    """Return the orthogonalisation of all filters, in the ways it could be done."""
+    """Return the orthogonalization of all filters, in the ways it could be done."""
     matrices = [parameter.detach().flatten(1) for _, parameter in parameters(device) if parameter.ndim == 4]
     found = []
     for dtype in (torch.bfloat16, torch.float32):

@@ -277,7 +277,7 @@ def count_parameters(model: nn.Module) -> int:
 def compared(paceline_s: Sequence[float], bare_s: Sequence[float]) -> dict[str, Any]:
     """Return both spreads, and what paceline takes relative to the bare loop, with bootstrap 95 % intervals.
 
-    `ratio_of_medians` of wall times is the claim's. `median_of_ratios` is over neighbouring pairs, which cancels what
+    `ratio_of_medians` of wall times is the claim's. `median_of_ratios` is over neighboring pairs, which cancels what
     a busy machine does to both. Pairs are resampled whole, as they were measured.
     """
     paceline, bare = np.array(paceline_s), np.array(bare_s)

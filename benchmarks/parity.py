@@ -55,7 +55,7 @@ n02666196. https://image-net.org/challenges/LSVRC/2012/browse-synsets.php"""
 
 @dataclass(frozen=True)
 class Task:
-    """A data set, how `make(root, out)` makes its folder, and what is trained on it beyond `WORDS`."""
+    """A dataset, how `make(root, out)` makes its folder, and what is trained on it beyond `WORDS`."""
 
     name: str
     make: Callable[[Path, Path], None]

@@ -57,7 +57,7 @@ def tables() -> dict[str, tuple[ScalingPoint, ...]]:
 
 
 def evaluate_table(name: str, points: Sequence[ScalingPoint], up_to: int) -> Iterator[EvaluatedPrediction]:
-    """Yield a judgement of each larger run, predicted from those of at most `up_to` ranks."""
+    """Yield a judgment of each larger run, predicted from those of at most `up_to` ranks."""
     used = [point for point in points if point.ranks <= up_to]
     ranks = tuple(dict.fromkeys(point.ranks for point in used))
     seen: Counter[int] = Counter()
@@ -82,7 +82,7 @@ def _times(predicted: Predicted) -> tuple[float, float, float]:
 
 
 def evaluate_tables(found: Mapping[str, Sequence[ScalingPoint]]) -> list[EvaluatedPrediction]:
-    """Return the judgements of all tables, from two numbers of ranks on."""
+    """Return the judgments of all tables, from two numbers of ranks on."""
     results: list[EvaluatedPrediction] = []
     for name, points in found.items():
         sizes = sorted({point.ranks for point in points})

@@ -146,7 +146,7 @@ def parse_args() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("recipe", choices=sorted(RECIPES))
-    parser.add_argument("--root", default="", help="folder of the data set")
+    parser.add_argument("--root", default="", help="folder of the dataset")
     parser.add_argument("--folder", default="", help="where runs are written and found again (a temporary one)")
     parser.add_argument("--steps", type=int, default=20, help="steps that are counted in a run")
     parser.add_argument("--pairs", type=int, default=5, help="pairs of runs of what both have found")

@@ -9,7 +9,7 @@
 
 typedef struct {
   int across, down;   /* blocks, padded to whole MCUs */
-  int16_t *blocks;    /* natural order, not dequantised */
+  int16_t *blocks;    /* natural order, not dequantized */
   int8_t low[64];     /* by place in zigzag order: bits still unknown; -1: all */
   uint16_t quant[64]; /* natural order: as it was when the component's first scan came */
 } pl_component_blocks;

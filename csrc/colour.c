@@ -1,4 +1,4 @@
-/* Colours in plain C: what every other version must equal bit for bit. */
+/* Colors in plain C: what every other version must equal bit for bit. */
 #include "colour.h"
 
 /* Return sample * factor / (1 << PL_FACTOR_BITS), rounded: what AVX2's mulhrs and NEON's vqrdmulh do. */

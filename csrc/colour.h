@@ -1,4 +1,4 @@
-/* From resized samples to 8-bit colours, in the layout that resizing leaves: element by element.
+/* From resized samples to 8-bit colors, in the layout that resizing leaves: element by element.
  *
  * YCbCr to RGB as JFIF (ITU-T T.871, section 7) has it, with 15-bit factors. */
 #ifndef PACELINE_COLOUR_H

@@ -1,4 +1,4 @@
-/* Colours with AVX2, the same bits as colour.c: no sum leaves 16 bits before it is clipped (resize.h). */
+/* Colors with AVX2, the same bits as colour.c: no sum leaves 16 bits before it is clipped (resize.h). */
 #include "colour.h"
 
 #if defined(__x86_64__)

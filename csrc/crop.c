@@ -1,6 +1,6 @@
 /* From a record to a training image: which pixels a box needs, in the stored image's coordinates and each component's.
  *
- * Chroma samples are centred among the pixels they stand for (JFIF, ITU-T T.871, section 10.1), so a box scales to a
+ * Chroma samples are centered among the pixels they stand for (JFIF, ITU-T T.871, section 10.1), so a box scales to a
  * component's samples plainly. */
 #include "paceline.h"
 #include "render.h"

@@ -39,7 +39,7 @@ void pl_mcu_layout(const pl_record *record, const pl_code_set *codes, pl_mcu *mc
 /* Pass over `n` MCUs of one row. */
 void pl_skip_mcus(const pl_mcu *mcu, pl_cursor *cursor, int n);
 
-/* Read `n` <= PL_RUN MCUs of one row into `out`, which is zero: coefficients in natural order, not dequantised. */
+/* Read `n` <= PL_RUN MCUs of one row into `out`, which is zero: coefficients in natural order, not dequantized. */
 void pl_read_mcus(const pl_mcu *mcu, pl_cursor *cursor, int n, int16_t *out);
 
 /* Read `n` MCUs of each of two rows. */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SETS 8             /* most data sets have one to three; a set is 34 KB */
+#define MAX_SETS 8             /* most datasets have one to three; a set is 34 KB */
 #define MAX_TABLE_BYTES (16 + 256)
 #define MAX_SET_BYTES (4 * MAX_TABLE_BYTES)
 

@@ -1,8 +1,8 @@
-/* libjpeg's accurate integer inverse DCT ("islow"), and dequantisation before it.
+/* libjpeg's accurate integer inverse DCT ("islow"), and dequantization before it.
  *
  * The algorithm is that of C. Loeffler, A. Ligtenberg and G. Moschytz, "Practical fast 1-D DCT algorithms with 11
  * multiplications" (ICASSP 1989), in 13-bit fixed point, columns first and 2 more bits kept between the passes. Bits
- * are those of libjpeg-turbo's vector code: products of dequantisation wrap to 16 bits, and results of a pass are
+ * are those of libjpeg-turbo's vector code: products of dequantization wrap to 16 bits, and results of a pass are
  * clamped to 16 bits. Blocks of real images reach neither.
  */
 #ifndef PACELINE_IDCT_H
@@ -15,7 +15,7 @@
 #define PL_EXTRA_BITS 2 /* kept between the passes */
 
 /* Results of the column pass keep the extra bits; those of the row pass lose all, 3 more for the factor 8 of two
- * dimensions, and are centred on 128. Biases round to nearest. */
+ * dimensions, and are centered on 128. Biases round to nearest. */
 #define PL_COLUMN_SHIFT (PL_FIXED_BITS - PL_EXTRA_BITS)
 #define PL_COLUMN_BIAS (1 << (PL_COLUMN_SHIFT - 1))
 #define PL_ROW_SHIFT (PL_FIXED_BITS + PL_EXTRA_BITS + 3)

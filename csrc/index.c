@@ -13,7 +13,7 @@
 #include "transcode.h"
 #include "writer.h"
 
-#define LARGEST_COEFFICIENT 8191 /* dequantised: eight times what 8-bit samples need, and far from any overflow */
+#define LARGEST_COEFFICIENT 8191 /* dequantized: eight times what 8-bit samples need, and far from any overflow */
 #define RECODED_BYTES 16         /* more at most that an interval's recoded differences take: 3 of 27 bits */
 
 static const char NO_MEMORY[] = "too large for this memory", NO_CODE[] = "divided by restart markers";

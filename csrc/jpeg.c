@@ -25,7 +25,7 @@ static const char *read_quantisation(pl_jpeg *jpeg, segment s) {
   while (s.size > 0) {
     int precision = s.bytes[0] >> 4, index = s.bytes[0] & 15;
     size_t width = precision == 0 ? 1 : 2;
-    if (precision > 1 || index > 3 || s.size < 1 + 64 * width) return "damaged (a quantisation table)";
+    if (precision > 1 || index > 3 || s.size < 1 + 64 * width) return "damaged (a quantization table)";
     for (size_t i = 0; i < 64; i++) {
       const uint8_t *factor = s.bytes + 1 + i * width;
       jpeg->quant[index][pl_natural_order[i]] = (uint16_t)(width == 1 ? factor[0] : pl_big16(factor));
@@ -59,8 +59,8 @@ static const char *read_frame(pl_jpeg *jpeg, segment s, uint8_t marker) {
   jpeg->height = (int)pl_big16(s.bytes + 1);
   jpeg->width = (int)pl_big16(s.bytes + 3);
   jpeg->num_components = s.bytes[5];
-  if (jpeg->num_components == 4) return "coloured as CMYK";
-  if (jpeg->num_components != 1 && jpeg->num_components != 3) return "neither grey nor of three components";
+  if (jpeg->num_components == 4) return "colored as CMYK";
+  if (jpeg->num_components != 1 && jpeg->num_components != 3) return "neither gray nor of three components";
   if (s.size != 6 + 3 * (size_t)jpeg->num_components) return "damaged (its frame header)";
   if (jpeg->width == 0 || jpeg->height == 0) return "of a size that its header does not say";
   if (jpeg->width > MAX_SIDE || jpeg->height > MAX_SIDE) return "too large";
@@ -123,7 +123,7 @@ static const char *read_scan_header(const pl_jpeg *jpeg, segment s, pl_scan *sca
   return scan->first > scan->last || scan->last > 63 ? damaged : NULL;
 }
 
-/* Note which application wrote it, as far as colours follow from that (libjpeg's examine_app0 and examine_app14). */
+/* Note which application wrote it, as far as colors follow from that (libjpeg's examine_app0 and examine_app14). */
 static void read_colour_marks(pl_jpeg *jpeg, segment s, uint8_t marker) {
   if (marker == PL_APP0 && s.size >= 14 && memcmp(s.bytes, "JFIF\0", 5) == 0) jpeg->has_jfif = true;
   if (marker == PL_APP14 && s.size >= 12 && memcmp(s.bytes, "Adobe", 5) == 0) {
@@ -219,7 +219,7 @@ const char *pl_jpeg_open(const uint8_t *file, size_t size, pl_jpeg *jpeg, pl_sca
   jpeg->exif = NULL;
   if (reason != NULL) return reason;
   if (is_end) return "damaged (it has no image)";
-  if (jpeg->num_components == 3 && !is_ycc(jpeg)) return "coloured as RGB, or in a way that is not known";
+  if (jpeg->num_components == 3 && !is_ycc(jpeg)) return "colored as RGB, or in a way that is not known";
   return NULL;
 }
 

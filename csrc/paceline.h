@@ -18,7 +18,7 @@
 typedef enum {
   PL_OK = 0,
   PL_NOT_A_RECORD = 1, /* no magic, a version of the future, or sizes that contradict one another */
-  PL_BAD_TABLES = 2,   /* Huffman or quantisation tables that no JPEG can have */
+  PL_BAD_TABLES = 2,   /* Huffman or quantization tables that no JPEG can have */
   PL_BAD_POINTS = 3,   /* a seek point outside the bits */
   PL_BAD_BITS = 4,     /* bits that are no code, or that end too early */
   PL_BAD_REGION = 5,   /* a box outside the image, or an output that is too large: the caller's mistake */
@@ -55,7 +55,7 @@ void *pl_reserve(pl_buffer *buffer, size_t size);
 
 typedef struct {
   int width, height;     /* as stored, before `orientation` turns it upright */
-  int components;        /* 1 (grey) or 3 (YCbCr) */
+  int components;        /* 1 (gray) or 3 (YCbCr) */
   int orientation;       /* EXIF's: 1..8 */
   int every;             /* MCUs between seek points in a row of MCUs */
   int hs[3], vs[3];      /* sampling factors, 1 or 2 (4 where noted); hmax, vmax are the largest */
@@ -98,7 +98,7 @@ pl_status pl_decode_planes(const pl_record *record, int top, int left, int botto
                            pl_scratch *scratch, pl_plane planes[3]);
 
 /* Decode the whole image, upright, to `out` [height, width, channels], bit for bit as libjpeg-turbo's islow with fancy
- * upsampling does. `channels` is 3 (RGB; grey is repeated) or 1 (grey as Pillow converts to L). */
+ * upsampling does. `channels` is 3 (RGB; gray is repeated) or 1 (gray as Pillow converts to L). */
 pl_status pl_decode_full(const pl_record *record, int channels, pl_scratch *scratch, uint8_t *out);
 
 /* ---- from samples to a training image (crop.c, resize.c, colour.c) ---------------------------------------------- */

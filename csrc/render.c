@@ -1,6 +1,6 @@
 /* Planes become an image eight rows at a time, so that what is between the steps stays in the nearest cache.
  *
- * Each plane is resized straight to the output's size and they become colours there: no image of full size is made, and
+ * Each plane is resized straight to the output's size and they become colors there: no image of full size is made, and
  * chroma is enlarged or reduced once. */
 #include "render.h"
 

@@ -1,7 +1,7 @@
 /* Eight rows of a plane resized, in plain C: what every other version must equal bit for bit. */
 #include "resize.h"
 
-#define BLOCK 32 /* columns that are summed at once: so are they in AVX2, and compilers vectorise it elsewhere */
+#define BLOCK 32 /* columns that are summed at once: so are they in AVX2, and compilers vectorize it elsewhere */
 
 size_t pl_strip_bytes(const pl_taps *across) {
   size_t blocks = ((size_t)pl_strip_columns(across) + BLOCK - 1) / BLOCK;

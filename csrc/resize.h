@@ -3,7 +3,7 @@
  * Down first: eight rows are summed from the rows above and below them into a strip, which has the eight of a column
  * (or of two columns, as the instructions like it) side by side. Then across: an output sample of all eight rows is a
  * sum over the strip's columns, which a register holds as they lie. Between the passes and after them samples keep
- * PL_FRACTION_BITS bits behind the point, so that nothing is rounded to 8 bits before the colours are.
+ * PL_FRACTION_BITS bits behind the point, so that nothing is rounded to 8 bits before the colors are.
  */
 #ifndef PACELINE_RESIZE_H
 #define PACELINE_RESIZE_H
@@ -12,7 +12,7 @@
 #include "taps.h"
 
 #define PL_ROWS 8
-#define PL_FRACTION_BITS 6 /* 255 << 6 fits 16 bits with sign, and so does a colour before it is clipped */
+#define PL_FRACTION_BITS 6 /* 255 << 6 fits 16 bits with sign, and so does a color before it is clipped */
 
 /* What is shifted out after each pass, and half of it, which rounds. */
 #define PL_DOWN_BITS (PL_WEIGHT_BITS - PL_FRACTION_BITS)

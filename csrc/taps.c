@@ -1,7 +1,7 @@
 /* Weights of a triangle filter that widens with the reduction, with the conventions of Pillow's `resize`.
  *
  * https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c, precompute_coeffs: the support is
- * max(1, scale), output i is centred at start + (i + 0.5) * scale, and it sees the samples whose centres are less than
+ * max(1, scale), output i is centered at start + (i + 0.5) * scale, and it sees the samples whose centers are less than
  * the support away, rounded to whole samples. All is computed here once for all instruction sets, in doubles without
  * contraction, so that a weight is the same number on every machine. */
 #include "taps.h"
@@ -57,7 +57,7 @@ size_t pl_taps_bytes(const pl_axis *axis, int size) {
   return aligned(outputs * sizeof(int32_t)) + aligned(outputs * (size_t)most_taps(axis, size) * sizeof(int16_t));
 }
 
-/* Return the weight of a sample, not yet normalised: 0 from the support on. */
+/* Return the weight of a sample, not yet normalized: 0 from the support on. */
 static double weight_of(int sample, double centre, double per_support) {
   const double weight = 1.0 - fabs(sample + 0.5 - centre) * per_support;
   return weight > 0.0 ? weight : 0.0;

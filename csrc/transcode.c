@@ -4,7 +4,7 @@
 #include "block.h"
 #include "coefficients.h"
 
-#define LARGEST_COEFFICIENT 8191 /* dequantised, as in index.c */
+#define LARGEST_COEFFICIENT 8191 /* dequantized, as in index.c */
 #define LARGEST_AC 1023          /* of PL_MAX_AC_SIZE bits */
 
 /* T.81, tables K.3 to K.6: 16 counts, then values. They have a code for every symbol of 8-bit samples, and a decoder

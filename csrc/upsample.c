@@ -1,4 +1,4 @@
-/* Upsampling and colours for every processor. */
+/* Upsampling and colors for every processor. */
 #include "rows.h"
 
 static void blend(const uint8_t *near, const uint8_t *far, size_t n, unsigned bias, uint8_t *out) {

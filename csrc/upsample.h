@@ -1,4 +1,4 @@
-/* Rows of chroma brought to full width and height, and colours: libjpeg's arithmetic, bit for bit.
+/* Rows of chroma brought to full width and height, and colors: libjpeg's arithmetic, bit for bit.
  *
  * "Fancy" upsampling (jdsample.c of libjpeg-turbo) takes 3/4 of the nearer sample and 1/4 of the farther, in each
  * direction that is halved. Elsewhere samples are repeated. The same source is compiled twice (upsample.c,
@@ -19,7 +19,7 @@ typedef struct {
   void (*widen_blended)(const uint8_t *near, const uint8_t *far, size_t n, uint16_t *sums, uint8_t *out);
   /* From YCbCr to RGB, three bytes a pixel. */
   void (*to_rgb)(const uint8_t *luma, const uint8_t *blue, const uint8_t *red, size_t n, uint8_t *out);
-  /* From RGB to grey as Pillow converts to L: (19595 R + 38470 G + 7471 B + 2^15) / 2^16. */
+  /* From RGB to gray as Pillow converts to L: (19595 R + 38470 G + 7471 B + 2^15) / 2^16. */
   void (*to_grey)(const uint8_t *rgb, size_t n, uint8_t *out);
 } pl_row_functions;
 

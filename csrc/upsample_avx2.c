@@ -1,4 +1,4 @@
-/* Upsampling compiled for AVX2, and colours with AVX2 by hand: compilers do not find how to interleave by threes. */
+/* Upsampling compiled for AVX2, and colors with AVX2 by hand: compilers do not find how to interleave by threes. */
 #include "rows.h"
 
 #if defined(__x86_64__)

@@ -64,11 +64,11 @@ def main() -> None:
                 clock.end_step(images=images_of_step)
                 images_of_step = 0
         with clock.paused("evaluate"), torch.inference_mode():  # excluded from steps and images/s
-            alone = accelerator.unwrap_model(model)  # ranks synchronize once, not per batch
-            hits = sum((alone(images).argmax(1) == labels).sum() for images, labels in val)
-            hits = accelerator.reduce(hits)  # the sum of counts is exact, as every image is evaluated once
+            unwrapped = accelerator.unwrap_model(model)  # ranks synchronize once, not per batch
+            correct = sum((unwrapped(images).argmax(1) == labels).sum() for images, labels in val)
+            correct = accelerator.reduce(correct)  # the sum of counts is exact, as every image is evaluated once
         (rate,) = scheduler.get_last_lr()
-        top1 = hits / len(val.dataset)
+        top1 = correct / len(val.dataset)
         accelerator.print(f"top1 {top1:.1%} of {len(val.dataset)} images, next learning rate {rate:.4f}")
     accelerator.print(clock.drain().table())
     train.close()

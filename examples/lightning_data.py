@@ -42,9 +42,9 @@ class Classifier(L.LightningModule):
         """Log the correct images of this batch as a share of all images on all devices; the sum is the accuracy."""
         # Lightning's mean over devices assumes equally many images per device.
         images, labels = batch
-        hits = (self.net(images).argmax(1) == labels).sum()
+        correct = (self.net(images).argmax(1) == labels).sum()
         num_images = self.trainer.datamodule.val.dataset.num_images
-        self.log("val_top1", hits / num_images, reduce_fx="sum", sync_dist=True)
+        self.log("val_top1", correct / num_images, reduce_fx="sum", sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return plain SGD."""

@@ -57,8 +57,8 @@ def main() -> None:
                 optimizer.zero_grad()
             clock.end_step(images=len(images))
         with clock.paused("evaluate"), torch.inference_mode():  # excluded from steps and images/s
-            hits = sum((model(images.to(device)).argmax(1).cpu() == labels).sum().item() for images, labels in val)
-        print(f"top1 {hits / len(val.dataset):.1%} (of labels that mean nothing)")
+            correct = sum((model(images.to(device)).argmax(1).cpu() == labels).sum().item() for images, labels in val)
+        print(f"top1 {correct / len(val.dataset):.1%} (of labels that mean nothing)")
     print(clock.drain().table())
 
 

@@ -45,8 +45,8 @@ def top1(model: nn.Module, loader: EvalLoader, distributed: bool) -> float:
     """Return the accuracy over all images of all ranks."""
     # The mean of batch means would weight images of smaller batches more.
     model.eval()
-    hits = sum((model(images).argmax(1) == labels).float().sum() for images, labels in loader)
-    return (reduce_tensor(hits, 1) if distributed else hits).item() / len(loader.dataset)
+    correct = sum((model(images).argmax(1) == labels).float().sum() for images, labels in loader)
+    return (reduce_tensor(correct, 1) if distributed else correct).item() / len(loader.dataset)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Shared fixtures: real data sets, a browser, and the program, started as users do or by a fork server."""
+"""Shared fixtures: real datasets, a browser, and the program, started as users do or by a fork server."""
 
 import contextlib
 import fcntl
@@ -310,12 +310,12 @@ def lines_of() -> Callable[[Path], list[dict]]:
 
 @pytest.fixture
 def real_data():
-    """Return a function from a data set's name to its folder in `PACELINE_TEST_DATA`, or skip the test."""
+    """Return a function from a dataset's name to its folder in `PACELINE_TEST_DATA`, or skip the test."""
 
     def folder_of(name):
         top = os.environ.get("PACELINE_TEST_DATA")
         if not top:
-            pytest.skip("PACELINE_TEST_DATA names no folder of real data sets")
+            pytest.skip("PACELINE_TEST_DATA names no folder of real datasets")
         folder = Path(top, name)
         if not folder.is_dir():
             pytest.skip(f"PACELINE_TEST_DATA has no {name}/")
@@ -386,3 +386,31 @@ def opened(browser):
     yield open_page
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="session")
+def barriers():
+    """Return a function from a page, and rules to leave out, to axe-core's serious and critical findings.
+
+    It prints the others too.
+    """
+    module = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe is not installed (pip install 'paceline[dev]')"
+    )
+    axe = module.Axe()
+
+    def find(page, *left_out):
+        page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        rules = {rule: {"enabled": False} for rule in left_out}
+        answer = axe.run(page, options={"resultTypes": ["violations"], "rules": rules}).response
+        assert len(answer["passes"]) > 10  # rules that apply to the page
+        found = [
+            (rule["impact"], rule["id"], " ".join(map(str, node["target"])), node["html"][:200])
+            for rule in answer["violations"]
+            for node in rule["nodes"]
+        ]
+        for each in found:
+            print(page.url, *each)
+        return [each for each in found if each[0] in ("serious", "critical")]
+
+    return find

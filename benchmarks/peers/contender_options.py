@@ -16,7 +16,7 @@ REPEATS = 200
 
 @dataclass(frozen=True)
 class ContenderOptions:
-    """Images of `size` pixels squared, in batches: random boxes of `scale` of the area, or centres in `eval`.
+    """Images of `size` pixels squared, in batches: random boxes of `scale` of the area, or centers in `eval`.
 
     `data` has class folders; `cache` holds what a contender writes beforehand.
     """

@@ -16,7 +16,7 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def as_float(options: ContenderOptions) -> Iterator[int]:
-    """Return what the tutorials do: PIL, then floats, normalised by the workers."""
+    """Return what the tutorials do: PIL, then floats, normalized by the workers."""
     floats = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(_MEAN, _STD)]
     return _batches(options, v2.Compose([*_sizing(options), *floats]))
 

@@ -1,6 +1,6 @@
 """Draw figures of bars, lines, dots and text as SVG.
 
-Colours follow the reader's colour scheme (`prefers-color-scheme`), and no meaning depends on colour alone. A figure
+Colors follow the reader's color scheme (`prefers-color-scheme`), and no meaning depends on color alone. A figure
 has its own background, keeps text as text for screen readers, and fetches nothing.
 """
 
@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 WIDTH: Final = 400
 SHOWN_WIDTH: Final = 520  # in pixels, 1.3 times the units of the drawing; a phone scales it to its screen
 
-# CSS class of a colour: `a` for the subject, `b` for its contrast, `c` for the rest.
+# CSS class of a color: `a` for the subject, `b` for its contrast, `c` for the rest.
 Kind = Literal["a", "b", "c"]
 
 STYLE: Final = """
@@ -89,6 +89,11 @@ class Drawing:
         """Draw a straight line."""
         ends = f'x1="{_short(x1)}" y1="{_short(y1)}" x2="{_short(x2)}" y2="{_short(y2)}"'
         self._parts.append(f'<line class="{style}" {ends}/>')
+
+    def curve(self, points: list[tuple[float, float]], style: str = "line") -> None:
+        """Draw straight lines from each of `points` to the next."""
+        shown = " ".join(f"{_short(x)},{_short(y)}" for x, y in points)
+        self._parts.append(f'<polyline class="{style}" points="{shown}"/>')
 
     def dot(self, x: float, y: float, kind: Kind, *, hollow: bool = False) -> None:
         """Draw a dot, or a ring with `hollow`."""

@@ -8,9 +8,9 @@ computed from its definition. A test redraws all figures and compares.
 
 import json
 from collections.abc import Callable, Mapping
-from math import ceil
+from math import ceil, log2, log10
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from drawing import WIDTH, Drawing, Kind, Scale
 
@@ -48,7 +48,7 @@ def step() -> str:
     return drawing.svg()
 
 
-# From top to bottom of a column: y, text and colour.
+# From top to bottom of a column: y, text and color.
 _RANK_BOXES: Final[tuple[tuple[int, str, Kind], ...]] = (
     (84, "64 images", "c"),
     (124, "network", "a"),
@@ -242,6 +242,238 @@ def _variant(measured: Mapping[str, Any]) -> str:
     return f"{PRECISIONS[measured['precision']]}, {MEMORY_FORMATS[measured['memory_format']]}"
 
 
+# Kinds of the record `memory`, with the color of their bar.
+KEPT: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "c": ("weights", "gradients", "optimizer", "weights_16_bit"),
+    "a": ("activations",),
+    "b": ("input", "other"),
+}
+
+
+def memory() -> str:
+    """Draw the peak memory of a training step by kind, for several batches and settings."""
+    counted = record("memory")
+    batches = {_count_images(row["batch"]): row for row in counted["batches"]}
+    variants = {_changed(row): row for row in counted["variants"] if row["optimizer"] == "sgd"}
+    description = "; ".join(
+        f"{name}: {_gigabytes(row['total'])}, of which activations {_gigabytes(row['peak']['activations'])}"
+        for name, row in {**batches, **variants}.items()
+    )
+    drawing = Drawing(
+        "Peak memory of a training step",
+        f"ResNet-50 in float32 at 224 pixels with SGD, by the number of images, then settings at 64 images. "
+        f"{description}.",
+        186 + 26 * (len(batches) + len(variants)),
+    )
+    drawing.heading("ResNet-50, 224 px, float32, SGD with momentum")
+    for y, kind, text in ((64, "c", "weights, gradients and optimizer state"), (84, "a", "activations")):
+        drawing.bar(16, y, 12, 12, kind)
+        drawing.text(36, y + 11, text, "small")
+    drawing.bar(136, 84, 12, 12, "b")
+    drawing.text(156, 95, "images and temporary results", "small")
+    axis = Scale(0, 6e9, 120, WIDTH - 66)
+    variants_top = 118 + 26 * len(batches) + 24
+    bottom = variants_top + 26 * len(variants) + 4
+    _draw_grid(drawing, axis, [0, 2e9, 4e9, 6e9], 108, bottom, lambda value: f"{value / 1e9:.0f} GB")
+    drawing.text(16, variants_top - 4, "64 images with", "small")
+    tops = [118 + 26 * place for place in range(len(batches))]
+    tops += [variants_top + 6 + 26 * place for place in range(len(variants))]
+    for y, (name, row) in zip(tops, {**batches, **variants}.items(), strict=True):
+        drawing.text(16, y + 13, name, "small")
+        start = 0
+        for kind, names in KEPT.items():
+            end = start + sum(row["peak"][each] for each in names)
+            drawing.bar(axis.at(start), y, axis.at(end) - axis.at(start), 16, kind)
+            start = end
+        drawing.text(axis.at(start) + 6, y + 13, _gigabytes(start), "small")
+    return drawing.svg()
+
+
+def _changed(row: Mapping[str, Any]) -> str:
+    """Return what differs from float32 in one micro-batch at 224 pixels."""
+    changes = [
+        "bf16" if row["precision"] == "bf16" else "",
+        f"accumulate={row['accumulate']}" if row["accumulate"] > 1 else "",
+        f"{row['image_size']} px" if row["image_size"] != 224 else "",
+    ]
+    changes = [*filter(None, changes)]
+    return changes[0] if len(changes) == 1 else "both"
+
+
+def _count_images(number: int) -> str:
+    return "1 image" if number == 1 else f"{number} images"
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+# Stages that compute and that wait, with the color of their bars; the others are short.
+STAGE_KINDS: Final[Mapping[str, Kind]] = {
+    "forward": "a",
+    "backward": "a",
+    "optimizer": "a",
+    "data_wait": "b",
+    "exposed_communication": "b",
+}
+
+
+def trace() -> str:
+    """Draw the stages and the communication of two ranks in one step, from the reduced trace."""
+    recorded = record("trace-cpu")
+    ranks = recorded["ranks_of_step"]
+    end_s = max(start_s + length_s for rank in ranks for _, start_s, length_s in (rank["span"], *rank["stages"]))
+    parts = "; ".join(
+        f"rank {rank['rank']}: " + ", ".join(f"{name} {_short_ms(length_s)}" for name, _, length_s in rank["stages"])
+        for rank in ranks
+    )
+    drawing = Drawing(
+        "One step of two ranks",
+        f"Two rows for each of two ranks over one time axis: the stages of the step, and the messages between the "
+        f"ranks. {parts}.",
+        318,
+    )
+    drawing.heading(f"Step {recorded['step']} of a trace on two CPU cores")
+    for x, kind, text in ((16, "a", "computing"), (122, "b", "waiting"), (210, "c", "messages, other stages")):
+        drawing.bar(x, 62, 12, 12, kind)
+        drawing.text(x + 18, 73, text, "small")
+    axis = Scale(0, end_s, 16, WIDTH - 16)
+    ticks = [0.1 * number for number in range(int(end_s / 0.1) + 1)]
+    _draw_grid(drawing, axis, ticks, 86, 280, lambda value: f"{value * 1000:.0f}")
+    drawing.text(WIDTH - 16, 310, "ms", "small", anchor="end")
+    for rank, top in zip(ranks, (100, 198), strict=True):
+        drawing.text(16, top, f"rank {rank['rank']}")
+        for name, start_s, length_s in rank["stages"]:
+            x, width = axis.at(start_s), axis.at(length_s) - axis.at(0)
+            drawing.bar(x, top + 8, max(width - 2, 0.2), 30, STAGE_KINDS.get(name, "c"))
+            shown = name.partition("_")[0]
+            if width > 8 * len(shown) + 6:
+                drawing.text(x + 6, top + 28, shown, "on")
+        for _, start_s, length_s in rank["communication"]:
+            shown_s = min(length_s, end_s - start_s)  # the last one lasts into the next step
+            if shown_s > 0:
+                drawing.bar(axis.at(start_s), top + 44, max(axis.at(shown_s) - axis.at(0) - 2, 0.2), 14, "c")
+    return drawing.svg()
+
+
+def _short_ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+# Operators of the record `roofline-cpu` in the figure: label, its place beside the dot, and its anchor.
+Anchor = Literal["start", "middle", "end"]
+ON_ROOFLINE: Final[Mapping[str, tuple[str, float, float, Anchor]]] = {
+    "ReLU": ("ReLU", 10, 12, "start"),
+    "SGD, momentum": ("SGD", 10, 16, "start"),
+    "batch norm": ("batch norm", 10, 10, "start"),
+    "linear, batch 4": ("linear, batch 4", 10, 10, "start"),
+    "linear, batch 32": ("batch 32", -10, 10, "end"),
+    "linear, batch 256": ("batch 256", 0, 22, "middle"),
+    "conv 1x1, 64 to 256": ("1x1", 10, -6, "start"),
+    "conv 3x3, 64": ("", 0, 0, "start"),
+    "conv 3x3, 256": ("3x3 conv", 24, 20, "end"),
+}
+
+
+def roofline() -> str:
+    """Draw operators of ResNet-50 below the roofs of one CPU core."""
+    recorded = record("roofline-cpu")
+    peak = {name: float(value) for name, value in recorded["peak"].items()}
+    rows = [row for row in recorded["operators"] if row["name"] in ON_ROOFLINE]
+    ceiling = next(row for row in recorded["operators"] if row["name"].endswith("torch.mm"))["flops_per_s"] / 1e9
+    roof, bytes_per_s, ridge = peak["flops_per_s"] / 1e9, peak["bytes_per_s"] / 1e9, peak["ridge_flops_per_byte"]
+    description = "; ".join(
+        f"{row['name']}{', contiguous' if row['layout'] == 'contiguous' else ''}: {row['flops_per_byte']:.2g} "
+        f"FLOP/byte, {row['flops_per_s'] / 1e9:.1f} GFLOP/s"
+        for row in rows
+    )
+    drawing = Drawing(
+        "A roofline of one CPU core",
+        f"GFLOP/s over FLOP per byte, both logarithmic. A slope of {bytes_per_s:.0f} GB/s meets a flat roof of "
+        f"{roof:.0f} GFLOP/s at {ridge:.1f} FLOP per byte. {description}.",
+        402,
+    )
+    drawing.heading("float32, forward, 32 images; GFLOP/s by FLOP/byte")
+    drawing.dot(22, 70, "a")
+    drawing.text(34, 75, "channels-last, or no layout", "small")
+    drawing.dot(232, 70, "b", hollow=True)
+    drawing.text(244, 75, "contiguous", "small")
+    across, down = Scale(-1, 3, 56, WIDTH - 28), Scale(0, log10(500), 352, 96)
+    for value in (0.1, 1, 10, 100, 1000):
+        drawing.line(across.at(log10(value)), 96, across.at(log10(value)), 352, "grid")
+        drawing.text(across.at(log10(value)), 370, f"{value:,g}", "small", anchor="middle")
+    drawing.text(WIDTH - 28, 388, "FLOP/byte", "small", anchor="end")
+    for value in (1, 10, 100):
+        drawing.line(56, down.at(log10(value)), WIDTH - 28, down.at(log10(value)), "grid")
+        drawing.text(48, down.at(log10(value)) + 5, f"{value}", "small", anchor="end")
+    corner, top = across.at(log10(ridge)), down.at(log10(roof))
+    drawing.line(56, down.at(log10(0.1 * bytes_per_s)), corner, top)
+    drawing.line(corner, top, WIDTH - 28, top)
+    drawing.text(corner, top - 10, f"arithmetic: {roof:.0f} GFLOP/s", "small")
+    drawing.text(across.at(0) - 16, down.at(log10(bytes_per_s)) - 20, "memory:", "small", anchor="end")
+    drawing.text(across.at(0) - 16, down.at(log10(bytes_per_s)) - 4, f"{bytes_per_s:.0f} GB/s", "small", anchor="end")
+    left, lower_top = across.at(log10(ceiling / bytes_per_s)), down.at(log10(ceiling))
+    drawing.line(left, lower_top, WIDTH - 28, lower_top)
+    drawing.text(left + 14, lower_top - 6, "torch.mm", "small")
+    for row in sorted(rows, key=lambda each: each["layout"] != "contiguous"):
+        x, y = across.at(log10(row["flops_per_byte"])), down.at(log10(row["flops_per_s"] / 1e9))
+        is_hollow = row["layout"] == "contiguous"
+        drawing.dot(x, y, "b" if is_hollow else "a", hollow=is_hollow)
+        text, right, lower, anchor = ON_ROOFLINE[row["name"]]
+        # The label is beside the lower dot of two.
+        if text and (is_hollow or not any(r is not row and r["name"] == row["name"] for r in rows)):
+            drawing.text(x + right, y + lower, text, "small", anchor=anchor)
+    return drawing.svg()
+
+
+# Width and image size of the models in the record `batch-size-cpu`, with their names here.
+BATCH_SIZE_MODELS: Final[Mapping[tuple[float, int], str]] = {
+    (0.25, 32): "ResNet-18 of 1/4 width, 32 px",
+    (0.0625, 16): "ResNet-18 of 1/16 width, 16 px",
+}
+
+
+def batch_size() -> str:
+    """Draw the throughput of two models by batch size, as a share of the fitted peak, and the fitted curves."""
+    recorded = record("batch-size-cpu")
+    models = {(row["width"], row["image_size"]): row["variants"]["alone"] for row in recorded["models"]}
+    rows = {name: models[key] for key, name in BATCH_SIZE_MODELS.items()}
+    description = "; ".join(
+        f"{name}: fitted peak {1 / row['fit']['per_image_s']:,.0f} images/s, knee at {row['fit']['knee']:.0f} images, "
+        + ", ".join(f"{each['batch']}: {each['images_per_s']:,.0f}" for each in row["steps"])
+        for name, row in rows.items()
+    )
+    drawing = Drawing(
+        "Images per second by batch size",
+        f"One CPU core; images/s at each batch size, and the curve B / (a + b B) fitted to them. {description}.",
+        356,
+    )
+    drawing.heading("One CPU core; dots: measured; lines: fitted,", "B / (a + b B); 50 % is at the knee, B = a / b")
+    for y, (name, row), is_hollow in zip((92, 112), rows.items(), (False, True), strict=True):
+        drawing.dot(22, y - 5, "b" if is_hollow else "a", hollow=is_hollow)
+        drawing.text(34, y, f"{name}: 1/b = {1 / row['fit']['per_image_s']:,.0f}/s", "small")
+    sizes = [each["batch"] for each in next(iter(rows.values()))["steps"]]
+    across, down = Scale(0, log2(sizes[-1]), 74, WIDTH - 24), Scale(0, 1.2, 308, 120)
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        drawing.line(74, down.at(share), WIDTH - 24, down.at(share), "grid")
+        drawing.text(60, down.at(share) + 5, f"{share * 100:.0f} %", "small", anchor="end")
+    for size in sizes:
+        drawing.text(across.at(log2(size)), 326, str(size), "small", anchor="middle")
+    drawing.text(WIDTH - 24, 344, "images per step", "small", anchor="end")
+    drawing.text(16, 344, "share of 1/b", "small")
+    for row, is_hollow in zip(rows.values(), (False, True), strict=True):
+        kind: Kind = "b" if is_hollow else "a"
+        per_image_s, knee = row["fit"]["per_image_s"], row["fit"]["knee"]
+        start = log2(recorded["fitted_from"])
+        places = [start + (log2(sizes[-1]) - start) * number / 48 for number in range(49)]
+        drawing.curve([(across.at(place), down.at(2**place / (2**place + knee))) for place in places])
+        for each in row["steps"]:
+            x, peak = across.at(log2(each["batch"])), each["batch"] * per_image_s
+            drawing.line(x, down.at(peak / each["p90_s"]), x, down.at(peak / each["p10_s"]))
+            drawing.dot(x, down.at(peak / each["median_s"]), kind, hollow=is_hollow)
+    return drawing.svg()
+
+
 def rungs() -> str:
     """Draw the rungs of the ladder `cpu`: images/s with intervals, and the speed-up of each."""
     ladder = record("ladder-cpu")["rungs"]
@@ -372,6 +604,10 @@ FIGURES: Final[Mapping[str, Callable[[], str]]] = {
     "batches": batches,
     "loaders": loaders,
     "formats": formats,
+    "batch-size": batch_size,
+    "memory": memory,
+    "trace": trace,
+    "roofline": roofline,
     "rungs": rungs,
     "predictions": predictions,
     "padding": padding,

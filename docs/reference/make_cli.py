@@ -22,7 +22,7 @@ SHOWN_BY = "tests/unit/docs/test_cli_reference.py::test_every_example_is_underst
 _INTRODUCTION = """\
 # Command line
 
-`paceline VERB --help` prints what the page of the verb says.
+`paceline COMMAND --help` shows the same text as the page of the command here.
 
 - `KEY=VALUE` sets a field of the recipe by its dotted path, as in `optim.lr=0.4`: [all fields](../recipe/README.md).
 - `N|auto` means that an option takes a number or the word `auto`.
@@ -87,8 +87,8 @@ def overview(program: Any) -> str:
         verb, _, subcommand = name.removeprefix("paceline ").partition(" ")
         anchor = f"#{name.replace(' ', '-')}" if subcommand else ""
         row = (f"[`{name}`]({verb}.md{anchor})", _sentence(command))
-        panels.setdefault(getattr(program.commands[verb], "rich_help_panel", None) or "Verbs", []).append(row)
-    parts = [f"\n## {panel}\n\n{_table(('verb', 'what it does'), rows)}" for panel, rows in panels.items()]
+        panels.setdefault(getattr(program.commands[verb], "rich_help_panel", None) or "Commands", []).append(row)
+    parts = [f"\n## {panel}\n\n{_table(('command', 'what it does'), rows)}" for panel, rows in panels.items()]
     options = _table(("option", "default", "meaning"), _options(program, None))
     return "".join([_INTRODUCTION, *parts, f"\n## Options of the program\n\n{options}", _FOOTER])
 

@@ -35,7 +35,7 @@ with its dotted path as the key: `optim.lr=0.4`, `data.augment=[pad_crop,flip]`.
 - `train.loss` and the entries of `data.augment` are names, or mappings with a `name`: `{name: pad_crop, padding: 2}`.
 - Where `package.module:Name` is among the variants, `name` may be the import path of
   [your own code](../../how-to/extend.md).
-- `[a, b)` is a range that includes a and excludes b. "(to be set)" marks a field without a default: a recipe sets
+- `[a, b)` is a range that includes a and excludes b. "(required)" marks a field without a default: a recipe sets
   either `train.epochs` or `train.steps`.
 - `paceline recipes --schema` prints all fields as a JSON schema, for editors; `paceline recipes RECIPE` prints a recipe
   with every field.
@@ -122,7 +122,7 @@ class Schema:
         for name, field in node["properties"].items():
             if name == "name" and "const" in field:  # a variant's name is its heading
                 continue
-            default = self._default(field) if "default" in field else "(to be set)"
+            default = self._default(field) if "default" in field else "(required)"
             anchor = f'<a id="{_anchor(path, name, variant)}"></a>'
             kind = self._type(field, _join(path, name))
             rows.append(f"| {anchor}`{name}` | {kind} | {default} | {self._meaning(field)} |")
@@ -192,10 +192,8 @@ def _pattern_name(pattern: str) -> str:
     """Return the name of a text pattern."""
     if pattern == PATH_PATTERN:
         return "import path"
-    for unit, what in (("min|", "time"), ("ep|", "duration"), ("^top", "`topK`")):
-        if unit in pattern:
-            return what
-    return "text"
+    units = (("(ep|", "duration"), ("s|min|", "time"), ("^top", "`topK`"))
+    return ", ".join(name for unit, name in units if unit in pattern) or "text"
 
 
 def _join_codes(values: Iterable[object]) -> str:

@@ -1,4 +1,4 @@
-"""Train image classifiers with synchronous data parallelism, from one CPU core to a cluster."""
+"""Train image classifiers in PyTorch, on one CPU core or on a Slurm cluster, and see where every second goes."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -38,7 +38,7 @@ def train(
     or a `paceline.recipe.schema.Recipe`. `overrides` are `"KEY=VALUE"` strings, as on the command line.
 
     `model` is a class or function, called as `model(num_classes=..., in_channels=..., **model.args)`. It returns a
-    `torch.nn.Module` that maps normalised float images [N, C, H, W] to logits [N, num_classes]. `source` is called as
+    `torch.nn.Module` that maps normalized float images [N, C, H, W] to logits [N, num_classes]. `source` is called as
     `source(split="train", **data.source.args)`, and with "val". Both must be defined at the top level of a module, a
     script or a notebook, because the recipe names them by import path. See `docs/how-to/extend.md`.
 

@@ -25,6 +25,13 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
     "adr/0016-data-path.html",
     "project/contributing.html",
 )
+ACCESSIBLE = (  # a page of each part of the site
+    "index.html",
+    "tutorial/2-your-photographs.html",
+    "how-to/slurm.html",
+    "reference/recipe/data-augment.html",
+    "explanation/exposed-communication.html",
+)
 
 
 class Outline(HTMLParser):
@@ -205,6 +212,28 @@ def test_colours_follow_the_colour_scheme(opened, address):
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         grounds.append(sum(map(int, re.findall(r"\d+", ground)[:3])))
     assert grounds[0] > 700 > 150 > grounds[1]
+
+
+def test_pages_have_no_barriers_for_assistive_technology(opened, address, barriers):
+    for width, theme in ((DESKTOP, "light"), (PHONE, "dark")):
+        page, *_ = opened(address, width, theme)
+        for name in ACCESSIBLE:
+            page.goto(address + name)
+            assert barriers(page) == [], (name, width, theme)
+
+
+def test_search_results_and_the_menu_of_a_phone_have_no_barriers(opened, address, barriers):
+    page, *_ = opened(address)
+    query = page.locator("[data-md-component=search-query]")
+    query.click()
+    page.locator(".md-search-result__meta", has_text="Type to start").wait_for(timeout=20_000)
+    query.press_sequentially("huffman")
+    page.locator(".md-search-result__item", has_text="Huffman tables").first.wait_for(timeout=20_000)
+    assert barriers(page) == []
+    page, *_ = opened(address, PHONE, "dark")
+    page.locator(".md-header label[for=__drawer]").click()
+    page.locator(".md-nav--primary").get_by_text("Get started").first.wait_for()
+    assert barriers(page) == []
 
 
 @pytest.mark.parametrize("kind", ["from a server", "from a disk"])

@@ -1,4 +1,4 @@
-"""A malicious archive in place of a data set does not escape its folder, fill the disk or redirect a write."""
+"""A malicious archive in place of a dataset does not escape its folder, fill the disk or redirect a write."""
 
 import gzip
 import hashlib

@@ -31,7 +31,7 @@ class ChaosResult(NamedTuple):
 
 @pytest.fixture(scope="module")
 def chaos() -> Iterator[ModuleType]:
-    """The benchmark; it imports its neighbours by name, like a program."""
+    """The benchmark; it imports its neighbors by name, like a program."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         yield importlib.import_module("chaos")

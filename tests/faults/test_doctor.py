@@ -97,26 +97,28 @@ def half_a_core() -> Iterator[Path]:
 
 def test_a_healthy_machine_has_no_finding(doctor) -> None:
     report = doctor()
-    assert report.names("wrong") == set() and report.names("look") <= BUSY, report.findings
+    assert report.names("error") == set() and report.names("warning") <= BUSY, report.findings
     assert report.code == 0 and len(report.findings) > 10
 
 
 def test_small_shared_memory_is_reported(doctor) -> None:
     report = doctor(in_namespaces("-m", script="mount -t tmpfs -o size=16m tmpfs /dev/shm"))
-    assert (report.code, report.state, report.names("wrong")) == (1, "wrong", {"shared memory"})
+    assert (report.code, report.state, report.names("error")) == (1, "error", {"shared memory"})
     assert report.findings["shared memory"]["found"].startswith("16.8 MB free")
 
 
 def test_a_low_limit_of_open_files_is_reported(doctor) -> None:
     report = doctor(["sh", "-ec", 'ulimit -n 64\nexec "$@"', "sh"])
-    assert (report.code, report.names("wrong")) == (1, {"open files"})
+    assert (report.code, report.names("error")) == (1, {"open files"})
     assert report.findings["open files"]["found"].startswith("64 (at most 64)")
 
 
 def test_a_cpu_quota_is_reported(doctor, half_a_core: Path) -> None:
     report = doctor(["sh", "-ec", f'echo $$ > "{half_a_core}/cgroup.procs"\nexec "$@"', "sh"])
     assert (
-        report.names("wrong") == set() and "cores" in report.names("look") and report.names("look") <= {"cores", *BUSY}
+        report.names("error") == set()
+        and "cores" in report.names("warning")
+        and report.names("warning") <= {"cores", *BUSY}
     )
     assert report.findings["cores"]["found"].endswith("but only 0.5 s of CPU time per second")
 
@@ -126,23 +128,23 @@ def test_an_unresolvable_host_name_is_reported(doctor) -> None:
     rename = "hostname no-such-host.invalid"
     nodes = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_JOB_NUM_NODES": "2"}
     report = doctor(in_namespaces("--uts", "--net", script=rename), **nodes)
-    assert report.code == 1 and report.names("wrong") == {"host name", "gloo"}
+    assert report.code == 1 and report.names("error") == {"host name", "gloo"}
     assert report.findings["host name"]["found"].startswith("no-such-host.invalid has no address")
     alone = doctor(in_namespaces("--uts", script=rename))
-    assert alone.code == 0 and "host name" in alone.names("look")
+    assert alone.code == 0 and "host name" in alone.names("warning")
 
 
 def test_a_port_in_use_is_reported_with_its_process(doctor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         report = doctor(MASTER_PORT=str(server.getsockname()[1]))
-    assert (report.code, report.names("wrong")) == (1, {"port"})
+    assert (report.code, report.names("error")) == (1, {"port"})
     assert report.findings["port"]["found"].endswith(f"(process {os.getpid()})")
 
 
 def test_a_read_only_folder_is_reported(doctor, tmp_path: Path) -> None:
     script = f'mount -t tmpfs -o ro tmpfs "{tmp_path}"; cd "{tmp_path}"'
     report = doctor(in_namespaces("-m", script=script))
-    assert (report.code, report.names("wrong")) == (1, {"disk"})
+    assert (report.code, report.names("error")) == (1, {"disk"})
     assert report.findings["disk"]["found"] == "runs cannot be written to: Read-only file system"
 
 
@@ -151,5 +153,5 @@ def test_a_missing_nccl_is_reported(doctor) -> None:
     script = "mount -t tmpfs tmpfs /dev; mkdir -m 1777 /dev/shm; touch /dev/nvidia0; "
     script += "mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9"
     report = doctor(in_namespaces("-m", script=script), ("-c", WITHOUT_NCCL), CUDA_VISIBLE_DEVICES="0")
-    assert (report.code, report.names("wrong")) == (1, {"GPUs", "NCCL"})
+    assert (report.code, report.names("error")) == (1, {"GPUs", "NCCL"})
     assert report.findings["GPUs"]["found"].endswith("torch sees 0")

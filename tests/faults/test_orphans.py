@@ -28,7 +28,7 @@ SMALL = ("model.width=0.1", "data.workers=1", "parallel.threads=1", "log.tensorb
 
 @pytest.fixture(scope="module")
 def orphans() -> Iterator[ModuleType]:
-    """The benchmark; it imports its neighbours by name, like a program."""
+    """The benchmark; it imports its neighbors by name, like a program."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         yield importlib.import_module("orphans")

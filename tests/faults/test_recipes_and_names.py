@@ -28,7 +28,11 @@ BAD = {
         "r.yaml:3: optim.learning_rate: ",
         "(did you mean 'lr'?)",
     ),
-    "a misspelt key": (f"{TRAIN}optim: {{momentun: 0.9}}\n", "r.yaml:2: optim.momentun: ", "did you mean 'momentum'?"),
+    "a misspelled key": (
+        f"{TRAIN}optim: {{momentun: 0.9}}\n",
+        "r.yaml:2: optim.momentun: ",
+        "did you mean 'momentum'?",
+    ),
     "an unknown section": (f"{TRAIN}model_name: x\n", "r.yaml:2: model_name: ", "("),
     "text for a number": (f"{TRAIN}data:\n  batch_size: many\n", "r.yaml:3: data.batch_size: ", "'many'"),
     "a list for a section": (f"{TRAIN}data: [1]\n", "r.yaml:2: data: ", "("),

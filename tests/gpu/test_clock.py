@@ -1,4 +1,4 @@
-"""`measure.clock` on a real GPU measures device time without synchronising in a step."""
+"""`measure.clock` on a real GPU measures device time without synchronizing in a step."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.silicon,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # torch warns once that the synchronisation debug mode is a prototype
+    # torch warns once that the synchronization debug mode is a prototype
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 NUM_KERNELS = 30
@@ -21,7 +21,7 @@ NUM_KERNELS = 30
 
 @pytest.fixture
 def matrix() -> torch.Tensor:
-    """Return a 4096 x 4096 matrix that has been multiplied once, so that cuBLAS is initialised."""
+    """Return a 4096 x 4096 matrix that has been multiplied once, so that cuBLAS is initialized."""
     matrix = torch.eye(4096, device="cuda")
     multiply(matrix, 2)
     torch.cuda.synchronize()
@@ -43,7 +43,7 @@ def multiply(matrix: torch.Tensor, times: int = NUM_KERNELS) -> torch.Tensor:
 
 
 def test_device_time_is_that_of_the_kernels(matrix: torch.Tensor) -> None:
-    """Tolerance 20 %: the reference includes host launches and the synchronisation, and the events do not."""
+    """Tolerance 20 %: the reference includes host launches and the synchronization, and the events do not."""
     start_s = time.perf_counter()
     multiply(matrix)
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""A training step captured as one CUDA graph has the losses of the eager step, and does not synchronise."""
+"""A training step captured as one CUDA graph has the losses of the eager step, and does not synchronize."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from paceline.training.run import run
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # torch warns once that the synchronisation debug mode is a prototype
+    # torch warns once that the synchronization debug mode is a prototype
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # from the compiler of torch 2.11
 ]

@@ -1,4 +1,4 @@
-"""Batch loaders for a real GPU: a data set in device memory, and reuse of page-locked memory."""
+"""Batch loaders for a real GPU: a dataset in device memory, and reuse of page-locked memory."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from paceline.recipe.schema.data import Data
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # torch warns once that the synchronisation debug mode is a prototype
+    # torch warns once that the synchronization debug mode is a prototype
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 INFO = DatasetInfo("made", "train", 500, ("a", "b"), 3, (32, 32), (0.5,) * 3, (0.25,) * 3)
@@ -133,7 +133,7 @@ def test_copies_are_counted_and_timed_on_their_own_stream() -> None:
 
 
 class Jpegs:
-    """JPEGs in memory, of smooth colours."""
+    """JPEGs in memory, of smooth colors."""
 
     info = replace(INFO, image_size=None)
 

@@ -1,4 +1,4 @@
-"""The trainer on a GPU has the losses of a CPU, up to rounding, and does not synchronise in steps without logs."""
+"""The trainer on a GPU has the losses of a CPU, up to rounding, and does not synchronize in steps without logs."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from paceline.training.trainer import Trainer
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # torch warns once that the synchronisation debug mode is a prototype
+    # torch warns once that the synchronization debug mode is a prototype
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
 ]
 

@@ -56,8 +56,8 @@ def run_doctor(forking, tmp_path: Path) -> Callable[..., tuple[list[int], list[d
 def test_a_rank_with_another_torch_version_is_named_and_no_collective_runs(run_doctor) -> None:
     codes, rows = run_doctor("", "", "torch")
     assert codes == [1, 0, 0]
-    assert problems(rows) == [("versions of torch", "wrong")]
-    (found,) = [row["found"] for row in rows if row["state"] == "wrong"]
+    assert problems(rows) == [("versions of torch", "error")]
+    (found,) = [row["found"] for row in rows if row["state"] == "error"]
     assert "2.0.1: rank 2 (" in found and ": ranks 0-1 (" in found
     assert "all-reduce" not in [row["name"] for row in rows]
 
@@ -65,8 +65,8 @@ def test_a_rank_with_another_torch_version_is_named_and_no_collective_runs(run_d
 def test_a_rank_that_does_not_respond_is_named(run_doctor) -> None:
     codes, rows = run_doctor("impatience", "silence")
     assert codes == [1, 0]
-    assert problems(rows) == [("all-reduce", "wrong")]
-    (found,) = [row["found"] for row in rows if row["state"] == "wrong"]
+    assert problems(rows) == [("all-reduce", "error")]
+    (found,) = [row["found"] for row in rows if row["state"] == "error"]
     assert found.startswith("fails within 3.00 s: rank 0 (") and "Timed out waiting 3000ms" in found
     assert "rank 1 (" in found and found.endswith(") does not respond")
 
@@ -74,5 +74,5 @@ def test_a_rank_that_does_not_respond_is_named(run_doctor) -> None:
 def test_a_rank_that_dies_after_joining_is_named_and_the_others_are_checked(run_doctor) -> None:
     codes, rows = run_doctor("impatience", "torch", "death")
     assert codes == [1, 0, -signal.SIGKILL]
-    assert problems(rows) == [("ranks", "wrong"), ("versions of torch", "wrong")]
+    assert problems(rows) == [("ranks", "error"), ("versions of torch", "error")]
     assert rows[0]["found"] == "3 ranks joined; rank 2 died or hung since"

@@ -53,7 +53,7 @@ def test_exports_of_a_resnet_18_agree_on_imagenet_photographs(made_run, real_dat
 @pytest.mark.parametrize("model", ["resnet18_cifar", "speednet94"])
 def test_exports_of_cifar_models_agree_on_cifar_10(made_run, real_data, tmp_path, model):
     cifar = real_data("cifar10")
-    # As a folder: as data set cifar10, all 60,000 images would be decoded first.
+    # As a folder: as dataset cifar10, all 60,000 images would be decoded first.
     source = ("data.source.name=folder", f"data.source.train_root={cifar / 'test'}",
               f"data.source.val_root={cifar / 'test'}", "data.eval_crop=1")  # fmt: skip
     run = made_run.write_of(tmp_path / "run", *source, f"model.name={model}", "model.width=0.25",

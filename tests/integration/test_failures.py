@@ -75,7 +75,7 @@ def test_oversubscribe_allows_more_ranks_than_cores(paceline) -> None:
     """A dry run prints the number of ranks without starting them."""
     ranks = max(16, 4 * usable_cores()) + 1
     completed = paceline("train", f"data.batch_size={ranks}", "--dry-run", "--ranks", str(ranks), "--oversubscribe")
-    assert completed.code == 0 and f"devices: {ranks} x cpu" in completed.out, completed.err
+    assert completed.code == 0 and f"devices: {ranks} CPU rank" in completed.out, completed.err
 
 
 def test_oversubscribe_is_refused_with_nodes(paceline) -> None:

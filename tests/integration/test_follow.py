@@ -152,3 +152,10 @@ def test_a_page_whose_server_has_ended_says_so(served, opened) -> None:
         server.shutdown()
     page.locator("#live", has_text="Not connected").wait_for()
     assert page.locator("main h1").inner_text() == "run"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_followed_page_has_no_barriers_for_assistive_technology(served, opened, barriers, theme) -> None:
+    page, *_ = opened(served[1], theme=theme)
+    page.locator("#live", has_text="Live").wait_for()
+    assert barriers(page) == []

@@ -1,4 +1,4 @@
-"""Every shipped preset trains two steps on two ranks, with synthetic images of its data set's shape.
+"""Every shipped preset trains two steps on two ranks, with synthetic images of its dataset's shape.
 
 Run as a program, this file is a rank that trains all presets in a row, so that two processes start, not 94. The test
 hosts the store, as torchrun's agent does, and each preset is a new attempt in it.

@@ -12,7 +12,7 @@ def test_imagenet_photographs_train_on_two_ranks(paceline, real_data) -> None:
     result = paceline("train", *args, "--ranks", "2", "--run-dir", "run", "--json").result
     assert (result["status"], result["steps"], result["images_seen"]) == ("completed", 4, 32)
     assert result["eval"]["images"] == 500
-    assert result["lr"] == "0.1 at 256 -> 0.003125 at 8, linear, 5 epochs of warm-up"
+    assert result["lr"] == "0.1 at batch 256 -> 0.003125 at batch 8 (linear scaling), 5 epochs of warm-up"
 
 
 def test_the_course_recipe_trains_on_fashion_mnist(paceline, real_data) -> None:

@@ -2,18 +2,23 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline import report
 from paceline.core.run_dir import RunDir
-from paceline.report.write import write_report
+from paceline.report.compare_model import read_compared_run
+from paceline.report.compare_page import build_compare_page
+from paceline.report.compare_runs import compare_runs
+from paceline.report.write import render_page, write_report
 
 RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
 RESULTS = RUNS.with_name("experiments") / "results.py"
+COMPARED = RUNS.with_name("compare") / "made.py"
 KINDS = ("ladder", "weak", "batches", "prediction", "tune")
-PHONE_WIDTH = 390
+DESKTOP_WIDTH, PHONE_WIDTH = 1280, 390
 # The contrast by WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio) of every visible text.
 LOW_CONTRAST = """
 () => {
@@ -23,11 +28,11 @@ LOW_CONTRAST = """
   const over = (top, under) => [0, 1, 2].map((i) => top[i] * (top[3] ?? 1) + under[i] * (1 - (top[3] ?? 1)));
   const behind = (element) => {
     if (!element) return [255, 255, 255];
-    const style = getComputedStyle(element), colour = channels(style.backgroundColor);
+    const style = getComputedStyle(element), color = channels(style.backgroundColor);
     if (style.backgroundImage !== "none") return null;
-    if ((colour[3] ?? 1) === 1) return colour;
+    if ((color[3] ?? 1) === 1) return color;
     const under = behind(element.parentElement);
-    return under && over(colour, under);
+    return under && over(color, under);
   };
   const found = [];
   let words = 0;
@@ -79,8 +84,24 @@ def experiments(tmp_path_factory):
     results_module, folder = module_at(RESULTS), tmp_path_factory.mktemp("experiments")
     results = results_module.all_results()
     return {
-        kind: write_report(RunDir(results_module.write_experiment(folder / kind, results[kind]).path)) for kind in KINDS
+        kind: write_report(RunDir(results_module.write_experiment(folder / kind, results[kind]).path))
+        for kind in (*KINDS, "sweep")
     }
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """Return the report of a comparison of two groups of runs."""
+    made, folder = module_at(COMPARED), tmp_path_factory.mktemp("comparison")
+    first = made.Made(train_gap=0.05)
+    paths = [
+        *made.seeds(folder, first, [0.8, 0.7, 0.75]),
+        *made.seeds(folder, replace(first, batch=64, warmup="5ep"), [0.82, 0.81]),
+    ]
+    runs = [read_compared_run(path, "top1") for path in paths]
+    report = folder / "report.html"
+    report.write_text(render_page(folder, build_compare_page(compare_runs(runs, target=0.6), runs)))
+    return report
 
 
 @pytest.fixture
@@ -227,3 +248,13 @@ def test_intervals_are_visible_on_both_sides_of_the_measured_value(opened, exper
     page, *_ = opened(report=experiments["batches"])
     heights = page.eval_on_selector_all("path.bounds", "all => all.map((each) => each.getBBox().height)")
     assert len(heights) == 8 and min(heights) > 1
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison", "sweep", *KINDS])
+def test_a_report_has_no_barriers_for_assistive_technology(opened, rundir, comparison, experiments, barriers, kind):
+    report = {"run": rundir.report, "comparison": comparison, **experiments}[kind]
+    for width, theme in ((DESKTOP_WIDTH, "light"), (PHONE_WIDTH, "dark")):
+        page, *_ = opened(width, theme, report)
+        # Most contrasts in the dark have a test of their own, which is faster and reads charts too.
+        left_out = ["color-contrast"] if theme == "dark" and kind in ("run", *KINDS) else []
+        assert barriers(page, *left_out) == [], (kind, width, theme)

@@ -31,9 +31,9 @@ NUM_TRAIN, NUM_VAL, SIZE = 30, 11, 24
 FILES = Data(augment=("random_resized_crop", "flip", "rotate", "cutout", "mixup", "cutmix"))  # type: ignore[arg-type]
 PIXELS = Data(augment=("pad_crop", {"name": "flip", "mode": "alternating"}, "rotate", "mixup"))  # type: ignore[arg-type]
 MOST_OFF, MEAN_OFF = 20, 0.6
-"""Largest and mean difference in grey levels of the native loader, which resizes luma and chroma.
+"""Largest and mean difference in gray levels of the native loader, which resizes luma and chroma.
 
-torchvision resizes rounded and clipped colours. The smooth colours of these images differ by up to 8, and by 0.4 in the
+torchvision resizes rounded and clipped colors. The smooth colors of these images differ by up to 8, and by 0.4 in the
 mean (measured); a mistake in a crop or a draw differs by tens in the mean.
 """
 
@@ -42,7 +42,7 @@ def quiet(done: int, num: int) -> None: ...
 
 
 def build_image(number: int) -> Image.Image:
-    """Return smooth colours that differ between any two images and any two corners."""
+    """Return smooth colors that differ between any two images and any two corners."""
     rows, columns = np.mgrid[0 : 40 + number % 7 * 5, 0 : 52 + number % 3 * 9].astype(np.float64)
     waves = [128 + 90 * np.sin(rows / (5 + number % 4) + shift) * np.cos(columns / 8 + number) for shift in range(3)]
     return Image.fromarray(np.stack(waves, 2).clip(0, 255).astype(np.uint8))

@@ -113,7 +113,7 @@ def test_stage_durations_of_a_trace_agree_with_the_clock(traced: list[Traced]) -
 
 
 def test_events_of_a_thread_are_nested(traced: list[Traced], tmp_path: Path) -> None:
-    """Perfetto drops events that are not nested. Kineto rounds both ends to 1 ns, so neighbours may overlap by 2 ns."""
+    """Perfetto drops events that are not nested. Kineto rounds both ends to 1 ns, so neighbors may overlap by 2 ns."""
     merged = tmp_path / "trace.json.gz"
     merge_traces([each.path for each in traced], merged, {})
     for path in (*(each.path for each in traced), merged):

@@ -71,7 +71,7 @@ def test_json_is_the_only_output_and_a_run_directory_is_a_valid_recipe(paceline)
     assert second["recipe_hash"] == first["recipe_hash"]
     assert second["weights_sha256"] == first["weights_sha256"]
     evaluated = paceline("eval", "b", "--json").result
-    health = evaluated.pop("health")  # three steps have learnt nothing
+    health = evaluated.pop("health")  # three steps have learned nothing
     assert evaluated == pytest.approx(first["eval"])
     on_three = paceline("eval", "b", "--ranks", "3", "--json").result
     assert [each["name"] for each in on_three.pop("health")] == [each["name"] for each in health]
@@ -82,8 +82,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(paceline, tmp_path: Path) 
     args = ("train", "sc20/bs128", "data.batch_size=2048", "schedule.name=cosine", "schedule.warmup=16ep")
     completed = paceline(*args, "data.source.name=synthetic", "--dry-run", "--ranks", "4")
     assert completed.code == 0, completed.err
-    assert "0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up" in completed.out
-    assert "batch: 2048 images per step, 512 per rank" in completed.out and "devices: 4 x cpu" in completed.out
+    assert "0.1 at batch 128 -> 0.4 at batch 2048 (sqrt scaling), 16 epochs of warm-up" in completed.out
+    assert "batch: 2048 images per step, 512 per rank" in completed.out and "devices: 4 CPU ranks" in completed.out
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""Train with timed, traced, unsynchronised or compiled replicas, beside the same training without."""
+"""Train with timed, traced, unsynchronized or compiled replicas, beside the same training without."""
 
 import time
 from dataclasses import replace

@@ -117,7 +117,7 @@ def trained(way: str, policy: str, kind: str, rank: int, world_size: int) -> dic
 
 
 def clipped(rank: int, world_size: int) -> dict[str, Tensor]:
-    """Return gradients of norm 5 on rank 0 and 10 on rank 1, clipped to 6 on unsynchronised ranks, and the mean norm.
+    """Return gradients of norm 5 on rank 0 and 10 on rank 1, clipped to 6 on unsynchronized ranks, and the mean norm.
 
     Then the same with a non-finite gradient on rank 1.
     """

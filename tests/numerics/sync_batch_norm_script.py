@@ -1,4 +1,4 @@
-"""Normalise parts of one batch on several ranks; run by `rank.py`, and on the whole batch by the test."""
+"""Normalize parts of one batch on several ranks; run by `rank.py`, and on the whole batch by the test."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

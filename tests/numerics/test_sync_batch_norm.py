@@ -1,4 +1,4 @@
-"""Synchronised batch norm on two ranks equals batch norm of their images together: outputs, gradients, statistics."""
+"""Synchronized batch norm on two ranks equals batch norm of their images together: outputs, gradients, statistics."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Timing communication does not change results and names the straggler; unsynchronised ranks train independently."""
+"""Timing communication does not change results and names the straggler; unsynchronized ranks train independently."""
 
 import pytest
 import torch

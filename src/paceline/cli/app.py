@@ -78,7 +78,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Train image classifiers with synchronous data parallelism, from one CPU core to a cluster.",
+    help="Train image classifiers in PyTorch, on one CPU core or on a Slurm cluster, and see where every second goes.",
 )
 # In the order of `paceline --help`.
 _TRAIN, _SPEED, _SCALE = "Train and use a model", "Measure and speed up", "Scale"
@@ -113,7 +113,7 @@ def paceline(
         str | None, typer.Option(metavar="bash|fish|zsh", help="Print the completion script of that shell.")
     ] = None,
 ) -> None:
-    """Train image classifiers with synchronous data parallelism, from one CPU core to a cluster."""
+    """Train image classifiers in PyTorch, on one CPU core or on a Slurm cluster, and see where every second goes."""
     if version:
         from paceline import __version__
 
@@ -247,7 +247,7 @@ def ladder(options: LadderOptions) -> int:
 
 @_verb("paceline tune folder data.source.root=~/photos", panel=_SPEED)
 def tune(options: TuneOptions) -> int:
-    """Find the fastest settings of a recipe on this machine that train as well, and write them as a recipe."""
+    """Find the fastest settings of a recipe on this machine that reach the same loss, and write them as a recipe."""
     from paceline.cli.tune import tune as work
 
     return work(options)
@@ -289,7 +289,7 @@ def allreduce(options: AllReduceOptions) -> int:
 
 @_verb("paceline submit folder data.source.root=/shared/photos --nodes 2 --gpus-per-node 4 --wait", panel=_CLUSTER)
 def submit(options: SubmitOptions) -> int:
-    """Write a job for Slurm or Kubernetes, and queue it."""
+    """Generate and submit a Slurm or Kubernetes job."""
     from paceline.cli.submit import submit as work
 
     return work(options)
@@ -297,7 +297,7 @@ def submit(options: SubmitOptions) -> int:
 
 @_verb("srun --nodes 2 --ntasks-per-node 4 paceline doctor", panel=_CLUSTER)
 def doctor(options: DoctorOptions) -> int:
-    """Check this machine, or every rank of a job, for problems that would break or slow a run."""
+    """Check this machine, or every rank of a job, for problems that would break or slow down a run."""
     from paceline.cli.doctor import doctor as work
 
     return work(options)

@@ -68,7 +68,7 @@ def _argument_candidates(command: Any, before: Sequence[str], last: str) -> Iter
     """Yield candidates for the positional argument after `before`."""
     metavars = [_NAME.findall(each.metavar or "") for each in command.params if each.param_type_name == "argument"]
     expected = metavars[min(len(before), len(metavars) - 1)] if metavars else []
-    if "VERB" in expected:
+    if "COMMAND" in expected:
         yield from () if before else JOB_VERBS
         before = before[1:] if before and before[0] in JOB_VERBS else before
     is_first = len(before) < len(metavars)

@@ -1,4 +1,4 @@
-"""`paceline data bench`: measure every loader on a data set, and the limits of the machine."""
+"""`paceline data bench`: measure every loader on a dataset, and the limits of the machine."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""`paceline data inspect`: summarize a data set, or list its validation images."""
+"""`paceline data inspect`: summarize a dataset, or list its validation images."""
 
 import json
 import math
@@ -62,7 +62,7 @@ def _inspection_rows(
     info = datasets.train.info
     yield "source", request.source.name
     yield "digest", digest
-    yield "channels", {1: "1 (grey)", 3: "3 (colour)"}.get(info.channels, str(info.channels))
+    yield "channels", {1: "1 (gray)", 3: "3 (color)"}.get(info.channels, str(info.channels))
     for split in splits:
         yield f"{split.info.split} images", "; ".join(_content_texts(split))
     match datasets.train:

@@ -1,4 +1,4 @@
-"""`paceline data pack`, `unpack` and `stage`: write a data set as a pack, a folder, or a local copy."""
+"""`paceline data pack`, `unpack` and `stage`: write a dataset as a pack, a folder, or a local copy."""
 
 import json
 from collections.abc import Iterator, Mapping

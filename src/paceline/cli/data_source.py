@@ -24,7 +24,7 @@ _AMOUNT_PATTERN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)")
 
 @dataclass(frozen=True)
 class DataRequest:
-    """Data set of a data verb: its name for users, and the `data` section that reads it.
+    """Dataset of a data verb: its name for users, and the `data` section that reads it.
 
     `is_recipe`: the user named a recipe, whose sizes and augmentation then apply.
     """
@@ -40,7 +40,7 @@ class DataRequest:
 
 
 def read_source(src: str | None, overrides: list[str], *, own_code: bool = False) -> DataRequest:
-    """Return the data set that `src` and the overrides name. Raise `RecipeError` if they name none.
+    """Return the dataset that `src` and the overrides name. Raise `RecipeError` if they name none.
 
     A folder is data, even with a `recipe.yaml` in it, unless paceline wrote it. Without `own_code`, refuse a recipe
     whose file names code for its data.

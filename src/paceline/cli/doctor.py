@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paceline.cli.run_history import RunHistory
     from paceline.core.dataset import Datasets
 
-_MARKS: Final = {"ok": "ok", "look": "LOOK", "wrong": "WRONG"}
+_MARKS: Final = {"ok": "ok", "warning": "WARNING", "error": "ERROR"}
 _ROUND_TIMES: Final = (
     *((seconds, f"{seconds}s") for seconds in (1, 2, 3, 5, 10, 15, 20, 30)),
     *((60 * minutes, f"{minutes}min") for minutes in (1, 2, 3, 5, 10, 15, 20, 30)),
@@ -107,7 +107,7 @@ def doctor(options: DoctorOptions) -> int:
 
         parts += _saving_sections(recipe.checkpoint, run, lambda folder: measure_saving(recipe, folder, data()), mtbf_s)
     _print_sections(parts, findings, as_json=options.as_json)
-    return FAILED_CODE if find_worst_state(findings) == "wrong" else 0
+    return FAILED_CODE if find_worst_state(findings) == "error" else 0
 
 
 def _enter_world() -> World:
@@ -263,10 +263,11 @@ def finding_rows(findings: Iterable[DoctorFinding]) -> list[tuple[str, ...]]:
 
 def summarize_findings(findings: Sequence[DoctorFinding]) -> str:
     """Return one sentence about all findings."""
-    wrong, num_look = (sum(each.state == state for each in findings) for state in ("wrong", "look"))
-    if wrong:
-        return f"a run would fail: {count(wrong, 'thing')} wrong" + (f", {num_look} worth a look" if num_look else "")
-    return f"a run would work; {count(num_look, 'thing')} worth a look" if num_look else "all is well"
+    errors, warnings = (sum(each.state == state for each in findings) for state in ("error", "warning"))
+    warned = count(warnings, "warning")
+    if errors:
+        return f"a run would fail: {count(errors, 'error')}" + (f", {warned}" if warnings else "")
+    return f"a run would work; {warned}" if warnings else "all is well"
 
 
 def _finding_lines(finding: DoctorFinding) -> list[str]:

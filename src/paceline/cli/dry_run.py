@@ -67,8 +67,7 @@ def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, re
         ],
     )
     plan = replace(plan, notes=(*plan.notes, *notes))
-    each = count(cores, "core")
-    devices = f"{world.world_size} x {device.type}, {each} each, started by {world.launcher}"
+    devices = _describe_devices(world, device.type, cores)
     if as_json:
         values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}
         print(json.dumps(values, indent=2))
@@ -88,8 +87,10 @@ def _plan_rows(loaded: LoadedRecipe, plan: Plan, devices: str) -> Iterator[tuple
     at_once = f", {plan.micro_batch} at once" if plan.micro_batch != plan.rank_batch else ""
     yield "batch", f"{plan.batch_size} images per step, {plan.rank_batch} per rank{at_once}"
     epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
-    left_out = f"; {count(plan.dropped_images, 'image')} left out of each" if plan.dropped_images else ""
-    yield "steps", f"{plan.total_steps:,}: {epochs} of {plan.steps_per_epoch:,}{left_out}"
+    dropped = (
+        f"; the last {count(plan.dropped_images, 'image')} of each epoch are dropped" if plan.dropped_images else ""
+    )
+    yield "steps", f"{plan.total_steps:,} ({epochs} of {count(plan.steps_per_epoch, 'step')}{dropped})"
     yield "evaluation", _interval_text(plan.eval_every)
     seconds_between = f"every {duration(plan.checkpoint_every_s)} of training" if plan.checkpoint_every_s else ""
     yield "checkpoints", seconds_between or _interval_text(plan.checkpoint_every)
@@ -97,6 +98,14 @@ def _plan_rows(loaded: LoadedRecipe, plan: Plan, devices: str) -> Iterator[tuple
     for note in plan.notes:
         yield "note", note
     yield "devices", devices
+
+
+def _describe_devices(world: World, device_type: str, cores: int) -> str:
+    """Return the number and kind of ranks, the cores of each, and the launcher unless it is paceline's own."""
+    ranks = count(world.world_size, "GPU rank" if device_type == "cuda" else "CPU rank")
+    each = " each" if world.world_size > 1 else ""
+    launcher = f", started by {world.launcher}" if world.launcher in ("torchrun", "slurm") else ""
+    return f"{ranks} with {count(cores, 'core')}{each}{launcher}"
 
 
 def _interval_text(steps: int) -> str:

@@ -1,4 +1,4 @@
-"""All verbs' arguments and options, each declared once: one dataclass per verb.
+"""All commands' arguments and options, each declared once: one dataclass per command.
 
 Field types carry typer's declarations. Nothing here imports torch or pydantic, so that help and completion are quick.
 """
@@ -51,7 +51,10 @@ RecipeArgs = Annotated[
         "[default: digits]",
     ),
 ]
-Overrides = Annotated[list[str], _argument(metavar="KEY=VALUE", help="Overrides of its recipe.")]
+Overrides = Annotated[
+    list[str],
+    _argument(metavar="KEY=VALUE", help="Overrides of recipe fields, such as data.source.val_fraction=0.2."),
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Source = Annotated[
     str | None,
@@ -68,7 +71,7 @@ Ranks = Annotated[
     ),
 ]
 Oversubscribe = Annotated[
-    bool, _flag("--oversubscribe", help="Allow more ranks than 16, or than 4 per CPU core if that is more.")
+    bool, _flag("--oversubscribe", help="Lift the limit on ranks: 16, or 4 per CPU core, whichever is higher.")
 ]
 Port = Annotated[
     int, typer.Option(min=0, max=65535, metavar="PORT", help="Rendezvous port of local ranks; 0 picks a free one.")
@@ -77,12 +80,12 @@ Workers = Annotated[str, typer.Option(metavar="N|auto", help="Worker processes; 
 Task = Annotated[
     int | None,
     typer.Option(
-        "--task", min=1, metavar="K", help="Run only the K-th task, for job arrays, and no summary; needs --run-dir."
+        "--task", min=1, metavar="K", help="Run only task K of a job array, and skip the summary; requires --run-dir."
     ),
 ]
 OwnCode = Annotated[
     bool,
-    _flag("--own-code", help="Allow code that a recipe file or run directory names to be imported and run."),
+    _flag("--own-code", help="Import and run custom code (plugins) named in a recipe file or run directory."),
 ]
 AsJson = Annotated[bool, _flag("--json", help="Print the result as JSON on stdout.")]
 Checkpoint = Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to load.")]
@@ -138,7 +141,8 @@ class TrainOptions:
     oversubscribe: Oversubscribe = False
     port: Port = 0
     verbose: Annotated[
-        bool, _flag("--verbose", "-v", help="Print the result in full: every figure, and the stages of a step.")
+        bool,
+        _flag("--verbose", "-v", help="Print the result in full: every metric, and the time of each stage of a step."),
     ] = False
     as_json: AsJson = False
 
@@ -196,7 +200,7 @@ class ExportOptions:
     format: Annotated[str, typer.Option(metavar="onnx|torch|safetensors|state_dict", help="Output format.")] = "onnx"
     checkpoint: Checkpoint = "last"
     with_preprocessing: Annotated[
-        bool, _flag("--preprocessing", help="Accept uint8 images, and normalise them in the exported model.")
+        bool, _flag("--preprocessing", help="Accept uint8 images, and normalize them in the exported model.")
     ] = False
     image_size: Annotated[
         int | None,
@@ -260,7 +264,7 @@ class DataPackOptions:
     ] = None
     quality: Annotated[
         int | None,
-        typer.Option(min=1, max=100, metavar="N", help="JPEG quality of resized images, 1 to 100.", show_default="90"),
+        typer.Option(min=1, max=100, metavar="N", help="JPEG quality of resized images.", show_default="90"),
     ] = None
     shard_size: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Write a folder of files of at most this size, such as 1GB.")
@@ -339,10 +343,10 @@ class SubmitOptions:
     args: Annotated[
         list[str],
         _argument(
-            metavar="[VERB] RECIPE|KEY=VALUE [-- OPTIONS]",
+            metavar="[COMMAND] RECIPE|KEY=VALUE [-- OPTIONS]",
             help="What the job runs: train (the default), eval, profile, ladder, tune, scale or batch-study, with its "
-            "arguments. Options of that verb come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE change settings "
-            "of the cluster.",
+            "arguments. Options of that command come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE change "
+            "settings of the cluster.",
         ),
     ] = field(default_factory=list)
     engine: Annotated[
@@ -539,7 +543,7 @@ class BatchStudyOptions:
     ] = None
     target: Annotated[
         float | None,
-        typer.Option(metavar="TOP1", help="Target accuracy to time, such as 0.75.", show_default="the recipe's"),
+        typer.Option(metavar="ACCURACY", help="Target accuracy to time, such as 0.75.", show_default="the recipe's"),
     ] = None
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Full runs of each case.")] = 3
     ranks: Ranks = "auto"
@@ -587,7 +591,7 @@ class PredictScalingOptions:
         typer.Option(min=1, metavar="N", help="Ranks per node.", show_default="8; with --points, that of the table"),
     ] = None
     rank_batch: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Images per rank and step.", show_default="as measured")
+        int | None, typer.Option(min=1, metavar="N", help="Images per step on each rank.", show_default="as measured")
     ] = None
     images: Annotated[
         float | None,
@@ -602,12 +606,21 @@ class PredictScalingOptions:
     ] = None
     fixed_s: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Time of a run outside its steps.", show_default="as measured"),
+        typer.Option(
+            metavar="SECONDS",
+            help="Seconds per run spent outside training steps (start-up, checkpoints).",
+            show_default="as measured",
+        ),
     ] = None
-    price: Annotated[float | None, typer.Option(metavar="PRICE", help="Price per rank and hour.")] = None
+    price: Annotated[
+        float | None, typer.Option(metavar="PRICE", help="Price per rank-hour; adds the cost to the table.")
+    ] = None
     alone: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="A single-rank run with the same batch per rank, to separate communication."),
+        typer.Option(
+            metavar="RUN",
+            help="A single-rank run with the same batch per rank, to separate compute from communication time.",
+        ),
     ] = None
     run_dir: Annotated[Path | None, _folder_option(help="Folder to write a report and tables to.")] = None
     network: Annotated[
@@ -670,7 +683,7 @@ class CompareOptions:
     target: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE",
+            metavar="ACCURACY",
             help="Target accuracy, such as 0.75.",
             show_default="the recipes', or one that all runs reach",
         ),
@@ -680,8 +693,9 @@ class CompareOptions:
         list[str],
         _option(
             metavar="[METRIC=]VALUE",
-            help="Exit with code 1 if a group's speed-up is below VALUE. METRIC can also be gap, images_per_s or an "
-            "accuracy, as in top1=0.75; can be repeated.",
+            help="Exit with code 1 if a value of a later group is below VALUE. METRIC: speedup (the default), "
+            "images_per_s, the accuracy that --metric names, such as top1, or gap (that accuracy minus the first "
+            "group's); can be repeated.",
         ),
     ] = field(default_factory=list)
     out: Annotated[
@@ -719,4 +733,4 @@ JOB_VERBS: Final[dict[str, type]] = {
     "scale": ScaleOptions,
     "batch-study": BatchStudyOptions,
 }
-"""Verbs that a job of `paceline submit` can run, and their options."""
+"""Commands that a job of `paceline submit` can run, and their options."""

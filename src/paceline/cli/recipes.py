@@ -16,9 +16,14 @@ from paceline.recipe.yaml import to_yaml_text
 
 _GROUPS: Final = {
     "start": "To start with, and for your own images",
-    "known": "Known data sets",
-    "tutorial": "Five tutorials on data-parallel training",
+    "known": "Public datasets",
+    "course": "NVIDIA's course on DDP",
+    "sc20": 'NERSC\'s tutorial "Deep Learning at Scale" (SC20)',
+    "ddp-post": "AI Summer's post on DataParallel and DDP",
+    "jsc": 'JSC\'s course "Bringing Deep Learning Workloads to JSC Supercomputers"',
+    "quant": "A quantitative study of what makes training fast",
 }
+"""Headings: of presets without a folder, then of each folder."""
 
 
 def recipes(options: RecipesOptions) -> int:
@@ -64,12 +69,14 @@ def _print_presets(*, as_json: bool) -> None:
             if _preset_group(name) == group:
                 line = f"  {name:{indent - 4}}  {summary}"
                 print(textwrap.fill(line, columns, subsequent_indent=" " * indent, drop_whitespace=True))
+    print("`paceline recipes NAME` shows a recipe, and `paceline train NAME` trains it.")
 
 
 def _preset_group(name: str) -> str:
-    """Return `tutorial` for a subfolder, `start` if no known data set is needed, else `known`."""
-    if "/" in name:
-        return "tutorial"
+    """Return the folder if there is one, else `start` if no public dataset is needed, else `known`."""
+    folder, slash, _ = name.partition("/")
+    if slash:
+        return folder
     return "start" if name.partition("-")[0] in ("digits", "folder", "synthetic") else "known"
 
 

@@ -135,7 +135,7 @@ class SlurmSite(Section):
     exclusive: Switch = "off"
     """Do not share nodes with other jobs."""
     lead: TimeDuration | Auto = "auto"
-    """How long before the time limit a running program is signalled; Slurm may signal up to a minute earlier. `auto` is
+    """How long before the time limit a running program is signaled; Slurm may signal up to a minute earlier. `auto` is
     `checkpoint.grace`, at most half of the time limit.
     """
     requeue: Switch = "on"

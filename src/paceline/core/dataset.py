@@ -1,4 +1,4 @@
-"""Metadata of a data set, and the protocol of sources of samples."""
+"""Metadata of a dataset, and the protocol of sources of samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class JoinedNames:
 
 
 class Source(Protocol):
-    """A map-style data set of one split. It does not import torch, and is cheap to pickle for a worker process."""
+    """A map-style dataset of one split. It does not import torch, and is cheap to pickle for a worker process."""
 
     @property
     def info(self) -> DatasetInfo:

@@ -253,8 +253,8 @@ def _why_useless(history: RunHistory) -> str:
     end = _mean_before(history.losses, history.losses[-1][0])
     if end >= 0.95 * chance:
         return (
-            f"Nothing was learnt: the training loss is {end:.2f}, and guessing gives {chance:.2f}. Lower optim.lr, and "
-            "check that the labels fit the images."
+            f"Nothing was learned: the training loss is {end:.2f}, and guessing gives {chance:.2f}. Lower optim.lr, "
+            "and check that the labels fit the images."
         )
     return (
         f"Training did learn (its loss is {end:.2f}, guessing gives {chance:.2f}), so evaluation sees something else: "
@@ -438,7 +438,7 @@ def _diagnose_overfitting(history: RunHistory) -> Diagnosis | None:
     ending = "" if is_accuracy_lost else " Top-1 has not suffered: the model is too confident where it is wrong."
     return Diagnosis(
         f"{_both_losses(rise, training)}{ending}",
-        "Train for fewer epochs, or regularise: data.augment, optim.weight_decay, train.label_smoothing.",
+        "Train for fewer epochs, or regularize: data.augment, optim.weight_decay, train.label_smoothing.",
         _loss_numbers(rise, training),
         "warning" if is_accuracy_lost else "note",
     )
@@ -482,7 +482,7 @@ def _diagnose_averages(history: RunHistory, *, is_raw_worse: bool) -> Diagnosis 
     if not _is_far_below(worse, better, last.images) or (is_raw_worse and raw > SKILL_LEFT * averaged):
         return None
     what = "The averaged ones are those that predict, export and compare use."
-    advice = "The average reaches further back than the run has learnt: lower train.ema.decay, or train longer."
+    advice = "The average reaches further back than the run has learned: lower train.ema.decay, or train longer."
     if is_raw_worse:
         what = "The last steps still move the raw weights far."
         advice = "Nothing is lost, as the averaged weights are used. Let the learning rate end lower "

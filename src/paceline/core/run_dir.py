@@ -170,7 +170,7 @@ class RunDir:
     checkpoints = _Inside("checkpoints")
     """The folder of checkpoints, one folder each."""
     dataset = _Inside("dataset.json")
-    """JSON file with the classes in order and the normalisation of pixels."""
+    """JSON file with the classes in order and the normalization of pixels."""
     steps = _Inside("steps.jsonl")
     """JSON lines, one per logged step."""
     evals = _Inside("evals.jsonl")

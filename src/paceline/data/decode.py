@@ -52,7 +52,7 @@ class _FileFormat(NamedTuple):
 
 
 # The plug-ins are called directly, not through Image.open: the pixel limit is then not Pillow's process-wide one,
-# and a data set cannot reach Pillow's forty other formats, which are less used and less tested.
+# and a dataset cannot reach Pillow's forty other formats, which are less used and less tested.
 _FORMATS = (
     _FileFormat(re.compile(rb"\xff\xd8\xff"), JpegImageFile, EXIF_SIGNATURE),
     _FileFormat(re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),

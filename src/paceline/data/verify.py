@@ -1,4 +1,4 @@
-"""Decode every image of a data set in worker processes; report unreadable images and duplicates. Torch-free."""
+"""Decode every image of a dataset in worker processes; report unreadable images and duplicates. Torch-free."""
 
 import hashlib
 import mmap

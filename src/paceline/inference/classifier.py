@@ -35,7 +35,7 @@ class Preprocessing:
 
     Scale the short side to `resize` pixels and crop the center to `image_size` pixels squared; without `resize`,
     stretch the whole image. `channels` is 3 for RGB and 1 for grayscale. `mean` and `std` are per channel, of pixels /
-    255. Interpolation is bilinear and antialiased: Pillow's, or torch's with `is_pixels`, for data sets of pixel arrays
+    255. Interpolation is bilinear and antialiased: Pillow's, or torch's with `is_pixels`, for datasets of pixel arrays
     of one size.
     """
 

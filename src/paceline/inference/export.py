@@ -205,7 +205,7 @@ def _temporary_folder(out: Path) -> Iterator[Path]:
 def load_parity_images(classifier: Classifier) -> ParityImages:
     """Return up to `NUM_PARITY_IMAGES` images of the run's validation split, always the same ones.
 
-    Use noise if there are none, and say why. Raise `RecipeError` for a plugin data set that may not run.
+    Use noise if there are none, and say why. Raise `RecipeError` for a plugin dataset that may not run.
     """
     require_consent(load(str(classifier.run)), own_code=classifier.own_code, paths=("data.source",))
     try:

@@ -38,7 +38,7 @@ _MAX_STEPS: Final = 1 << 40  # more than any loop takes
 
 
 class Loaders(NamedTuple):
-    """Both loaders of a data set: `train, val = loaders(...)`, or `with loaders(...) as (train, val):`."""
+    """Both loaders of a dataset: `train, val = loaders(...)`, or `with loaders(...) as (train, val):`."""
 
     train: TrainLoader
     val: EvalLoader
@@ -71,10 +71,10 @@ def loaders(
     and `measure.clock` matter, and the training length for `data.progressive`. Code that a file or a run directory
     names is imported only with `own_code`: set it if you trust the author.
 
-    Batches are moved to `device` (`auto`: torch's current GPU, or the CPU without one) and normalised there to `dtype`;
+    Batches are moved to `device` (`auto`: torch's current GPU, or the CPU without one) and normalized there to `dtype`;
     `torch.uint8` leaves pixels unchanged. Images are contiguous, unless `model.memory_format` is channels_last.
 
-    `rank` and `world_size` default to those of torch.distributed if it is initialised, in which case every rank must
+    `rank` and `world_size` default to those of torch.distributed if it is initialized, in which case every rank must
     call this function; otherwise there is one rank. Raise `paceline.core.errors.PacelineError` for errors that a user
     can fix.
     """
@@ -113,7 +113,7 @@ def _build_train_loader(context: RunContext, dtype: torch.dtype, shared: SharedR
     transfer, finish = _build_transfer(context, dtype), context.create_transforms(dtype)
     if dtype == torch.uint8 and finish.mix:
         raise RecipeError(
-            "data.augment: mixup and cutmix mix normalised images, but dtype is torch.uint8 (use a float dtype, or "
+            "data.augment: mixup and cutmix mix normalized images, but dtype is torch.uint8 (use a float dtype, or "
             "leave them out)"
         )
     finish = replace(finish, normalize=_build_normalize(transfer, dtype))

@@ -51,9 +51,9 @@ class ExternalRank:
 
 
 def find_rank(rank: int | None, world_size: int | None, gpu: str = "") -> ExternalRank:
-    """Return the given rank, else that of torch.distributed if initialised, else a single process.
+    """Return the given rank, else that of torch.distributed if initialized, else a single process.
 
-    `gpu` identifies this rank's GPU if it was not chosen explicitly among several. If torch.distributed is initialised,
+    `gpu` identifies this rank's GPU if it was not chosen explicitly among several. If torch.distributed is initialized,
     every rank must call this function. Raise `WorldError` for an invalid rank, for ranks that share a GPU by accident,
     and if a launcher started several ranks that are not joined.
     """
@@ -64,7 +64,7 @@ def find_rank(rank: int | None, world_size: int | None, gpu: str = "") -> Extern
     started = current_world().world_size
     if started > 1:  # each would silently get all images
         raise WorldError(
-            f"torch.distributed: is not initialised, but {started} ranks were started (initialise it first, or give "
+            f"torch.distributed: is not initialized, but {started} ranks were started (initialize it first, or give "
             f"rank and world_size: rank=0, world_size=1 for all images on each)"
         )
     return ExternalRank(World.single())

@@ -89,7 +89,7 @@ def _iter_probes(recipe: Recipe, ranks: int) -> Iterator[tuple[str, str, list[As
         if recipe.model.memory_format == "channels_last":
             # `auto` is the same format, without the error for a model without convolutions.
             cleanup.append(("model.memory_format", "auto"))
-        yield FREE_MODEL, "computing: what is left is data and the loop", [("model.name", "empty"), *cleanup]
+        yield FREE_MODEL, "computing; data loading and the loop remain", [("model.name", "empty"), *cleanup]
 
 
 def _averages_gradients(section: Parallel, ranks: int) -> bool:

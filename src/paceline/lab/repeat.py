@@ -101,7 +101,7 @@ def _list_tasks(items: Sequence[tuple[str, int, int]], turns: int) -> tuple[Arra
     # Turn by turn, so that every setting gets a run before any gets two.
     in_order = itertools.product(range(1, turns + 1), enumerate(items))
     return tuple(
-        ArrayTask(number, nodes, ranks, f"{name}, turn {turn} of {turns}", index, turn)
+        ArrayTask(number, nodes, ranks, f"{name}, repeat {turn} of {turns}", index, turn)
         for number, (turn, (index, (name, nodes, ranks))) in enumerate(in_order, start=1)
     )
 

@@ -115,12 +115,13 @@ class Ceilings:
 
     def __str__(self) -> str:
         named = {
-            "free data": self.free_data,
-            "free copies": self.free_copy,
-            "free communication": self.free_communication,
-            "a free model": self.free_model,
+            "data loading": self.free_data,
+            "loading and copies": self.free_copy,
+            "communication": self.free_communication,
+            "the model": self.free_model,
         }
-        return "; ".join(f"with {name}: {_format_ratio(ratio)}" for name, ratio in named.items() if ratio is not None)
+        known = {name: ratio for name, ratio in named.items() if ratio is not None}
+        return "; ".join(f"without {name}: at most {_format_ratio(ratio)}" for name, ratio in known.items())
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def read_core_time(psutil: Any, numbers: Sequence[int]) -> CoreTime:
 
 @final
 class NvmlSampler:
-    """Sample the GPUs of `handles`, keyed by NVML's indices; `nvml` is the initialised module `pynvml`."""
+    """Sample the GPUs of `handles`, keyed by NVML's indices; `nvml` is the initialized module `pynvml`."""
 
     def __init__(self, nvml: Any, handles: Mapping[int, Any]) -> None:
         self._nvml = nvml

@@ -192,7 +192,7 @@ def _build_plugin(section: Model, num_classes: int, channels: int) -> nn.Module:
 def _build_torchvision(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
     from torchvision import models
 
-    # With `module`, only classifiers are listed: no detection, segmentation, video or quantised networks.
+    # With `module`, only classifiers are listed: no detection, segmentation, video or quantized networks.
     known = models.list_models(module=models)
     if name not in known:
         raise _unknown_model_error(section.name, [f"torchvision:{other}" for other in known])

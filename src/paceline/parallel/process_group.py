@@ -140,7 +140,7 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
         on_wait()
 
     result = run_in_order(PrefixStore("turns", store.store), num_first, work, check_ranks, is_first=world.is_node_main)
-    # The next collective has the timeout of the process group, and reading a data set may take longer: wait here.
+    # The next collective has the timeout of the process group, and reading a dataset may take longer: wait here.
     run_in_order(PrefixStore("all", store.store), world.world_size, lambda _: None, check_ranks, is_first=True)
     return result
 

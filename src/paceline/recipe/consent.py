@@ -48,7 +48,7 @@ def consent_arguments(recipe: Recipe) -> tuple[str, ...]:
 
 def _refusal(location: str, field: str, name: str) -> RecipeError:
     return RecipeError(
-        f"{location}: {field}: {name} is code, which runs with all your rights "
+        f"{location}: {field}: {name} is custom code, which would run with your full permissions "
         f"(add {OWN_CODE}, in Python own_code=True, if you trust its author)"
     )
 

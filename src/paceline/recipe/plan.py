@@ -1,4 +1,4 @@
-"""Derive the plan of a run from its recipe and data set: steps, batch sizes, image sizes and learning rate."""
+"""Derive the plan of a run from its recipe and dataset: steps, batch sizes, image sizes and learning rate."""
 
 import math
 from bisect import bisect_right
@@ -164,7 +164,7 @@ class Plan:
 def eval_image_size(data: Data, train: "DatasetInfo") -> int:
     """Return the height and width in pixels of evaluated images.
 
-    Raise `RecipeError` if no size is set and the data set's images are not square.
+    Raise `RecipeError` if no size is set and the dataset's images are not square.
     """
     size = data.eval_image_size
     return _image_size(data, train) if size == "auto" else size
@@ -214,7 +214,7 @@ def _check_divides(path: str, images: int, data: Data, train: Train, world_size:
 
 def _divisor(data: Data, train: Train, world_size: int) -> int:
     """Return the number that the batch must be a multiple of."""
-    # Neighbours that are mixed (MixUp, CutMix) stay together in one micro-batch.
+    # Neighbors that are mixed (MixUp, CutMix) stay together in one micro-batch.
     return world_size * train.accumulate * (2 if _mixes_images(data) else 1)
 
 
@@ -257,11 +257,12 @@ def lr_factor(optim: OptimSection, batch_size: int) -> float:
 
 
 def lr_sentence(optim: OptimSection, schedule: ScheduleSection, batch_size: int, peak_lr: float) -> str:
-    """Describe the learning rate: `0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up`."""
+    """Describe the learning rate: `0.1 at batch 128 -> 0.4 at batch 2048 (sqrt scaling), 16 epochs of warm-up`."""
     if optim.lr_scaling == "none":
-        scaled = f"{optim.lr:g} at {batch_size}, not scaled"
+        scaled = f"{optim.lr:g} (batch {batch_size}, no scaling)"
     else:
-        scaled = f"{optim.lr:g} at {optim.base_batch_size} -> {peak_lr:.4g} at {batch_size}, {optim.lr_scaling}"
+        rates = f"{optim.lr:g} at batch {optim.base_batch_size} -> {peak_lr:.4g} at batch {batch_size}"
+        scaled = f"{rates} ({optim.lr_scaling} scaling)"
     if optim.layer_decay != "off":
         scaled = f"{scaled}, each layer before the classifier {optim.layer_decay:g} times that of the next"
     if isinstance(schedule, OneCycle):
@@ -372,11 +373,11 @@ def _check_statistics(data: Data, info: "DatasetInfo") -> None:
 
 
 def check_effects(data: Data, info: "DatasetInfo", smallest: int) -> None:
-    """Raise `RecipeError` for settings without effect on the data set's images.
+    """Raise `RecipeError` for settings without effect on the dataset's images.
 
     `smallest` is the height and width in pixels of the smallest training images.
     """
-    # The schema cannot refuse these, as it does not know the data set.
+    # The schema cannot refuse these, as it does not know the dataset.
     crop = Data.model_fields["eval_crop"].default
     if info.image_size is not None and data.eval_crop != crop:
         raise RecipeError(
@@ -394,10 +395,10 @@ def check_effects(data: Data, info: "DatasetInfo", smallest: int) -> None:
         match section:
             case PadCrop(padding=padding) if padding >= smallest:
                 raise RecipeError(f"{path}.padding: {padding} is not less than the side of {images} (lower it)")
-            case Cutout(size=size) if size > 2 * smallest - 2:  # at any position of its centre
+            case Cutout(size=size) if size > 2 * smallest - 2:  # at any position of its center
                 raise RecipeError(f"{path}.size: {size} always blanks the whole of {images} (lower it)")
             case ColorJitter(brightness=0, contrast=0) if info.channels == 1:
-                raise RecipeError(f"{path}: color_jitter only changes brightness and contrast of grey images (set one)")
+                raise RecipeError(f"{path}: color_jitter only changes brightness and contrast of gray images (set one)")
 
 
 def worker_timeout_warning(data: Data, parallel: Parallel, workers: int) -> str:

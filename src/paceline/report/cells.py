@@ -1,4 +1,4 @@
-"""Format measured values and intervals as table cells, with the labels and colours of stages."""
+"""Format measured values and intervals as table cells, with the labels and colors of stages."""
 
 import json
 import shlex

@@ -18,7 +18,7 @@ MAX_LINES = 32
 # Margins above and below, widths of a letter and of a bold one, height of a label.
 _TOP, _BOTTOM, _LETTER, _BOLD, _LABEL = 22.0, 38.0, 7.2, 8.6, 14.0
 _MAX_TOTAL_POINTS = 2000  # over all lines of a chart
-NUM_LINE_STYLES = 4  # colours that page.css distinguishes
+NUM_LINE_STYLES = 4  # colors that page.css distinguishes
 _MAX_LABEL_CHARS = 14
 _MAX_TOOLTIPS = 60
 MAX_NAMED_CLASSES = 30  # a matrix of more numbers its classes
@@ -218,12 +218,30 @@ def layout_chart(chart: Chart) -> ChartGeometry:
             for style, label, line, end in zip(styles, labels, lines, ends, strict=True)
         ),
         tuple(_build_tooltips(chart, lines, at, left, right)),
-        TextMark(left, at((x_axis.low, chart.rule[0]))[1], chart.rule[1]) if chart.rule else None,
+        _place_rule(chart, lines, at, (left, right)),
         _build_legend(lines, styles),
         _describe_chart(chart, lines),
         TextMark(*at(chart.best[0]), chart.best[1]) if chart.best else None,
         _script_data(chart, lines, x_axis, (left, right, bottom)),
     )
+
+
+def _place_rule(
+    chart: Chart, lines: Sequence[ChartLine], at: Callable[[Point], Point], edges: Point
+) -> TextMark | None:
+    """Return where the text of the rule begins at the left edge, or ends at the right one if that is emptier."""
+    if chart.rule is None:
+        return None
+    level, text = chart.rule
+    left, right = edges
+    y = at((lines[0].points[0][0], level))[1]
+    near = (right - left) / 4
+    points = [at(point) for line in lines for point in line.points]
+    # The text is above the rule. The label of the y axis is above the chart, at its left.
+    begins = [_TOP - _LABEL, *(each for x, each in points if x <= left + near)]
+    ends = [each for x, each in points if x >= right - near]
+    apart = [min((abs(each - (y - 9)) for each in some), default=HEIGHT) for some in (begins, ends)]
+    return TextMark(left + 4 if apart[0] >= min(apart[1], _LABEL) else right - 4, y, text)
 
 
 def _script_data(chart: Chart, lines: Sequence[ChartLine], x_axis: Axis, edges: tuple[float, float, float]) -> str:
@@ -332,7 +350,7 @@ def _marked_points(line: ChartLine) -> Sequence[Point]:
 def _spread_labels(ends: Sequence[float | None], bottom: float) -> list[float]:
     order = sorted((end, index) for index, end in enumerate(ends) if end is not None)
     placed = dict.fromkeys(range(len(ends)), 0.0)
-    # Down first, then up from the bottom edge: neighbours are a label apart either way.
+    # Down first, then up from the bottom edge: neighbors are a label apart either way.
     above = _TOP - _LABEL
     for end, index in order:
         above = max(end, above + _LABEL)

@@ -110,10 +110,11 @@ def _accuracy_sentences(group: GroupResult, reference: GroupResult, metric: str)
     if group.gap is None or group.accuracy is None:
         return
     gap, metric_name = group.gap, format_metric(metric)
-    direction = "above" if gap.value >= 0 else "below"
+    points = f"{100 * abs(gap.value):.2f}"
+    distance = f"{points} points {'above' if gap.value > 0 else 'below'}" if float(points) else "the same as"
     finding = (
         f"{_capitalize_name(group.name)} ends at {accuracy(group.accuracy.value)} {metric_name}, "
-        f"{100 * abs(gap.value):.2f} points {direction} {reference.name}"
+        f"{distance} {reference.name}"
     )
     if gap.low is None or gap.high is None:
         ours, theirs = (sum(run.accuracy is not None for run in each.runs) for each in (group, reference))
@@ -306,7 +307,7 @@ def _data_notes(groups: Sequence[Sequence[ComparedRun]], names: Sequence[str]) -
                 "a target are not comparable."
             )
         elif sources := _differing_values(first, reference, _SOURCE_PREFIX):
-            values = ", ".join(f"{path}={ours}" for path, ours, _ in sources)
+            values = ", ".join(f"{path}={ours}" for path, ours, _ in sources if path in first.settings)
             yield (
                 f"{name} reads its data from another source than {names[0]} ({values}); "
                 "paceline assumes the same images."

@@ -164,7 +164,7 @@ class StackedBar:
     parts: Sequence[BarSegment]
     scale: Sequence[str]
     note: str = ""
-    has_legend: bool = True  # off if a table with the same colours follows
+    has_legend: bool = True  # off if a table with the same colors follows
     kind: ClassVar[str] = "bar"
 
 
@@ -311,7 +311,7 @@ class PageFinding:
 
     @property
     def icon(self) -> str:
-        """Return a character that shows the severity without colour."""
+        """Return a character that shows the severity without color."""
         return {"error": "✕", "warning": "▲", "note": "●"}[self.severity]
 
 
@@ -349,7 +349,7 @@ class ReportPage:
     sections: Sequence[PageSection]
     paceline: str
     about: str = "Run report"
-    source: str = "the run directory. Figures are those of result.json, rounded here only"
+    source: str = "the run directory. Numbers are those of result.json, rounded here only"
     health: Sequence[HealthFinding] = ()
     summary: Sequence[Block] = ()
     heading: str = ""

@@ -197,7 +197,7 @@ class ExperimentReport:
             sections=[section for section in sections if section is not None],
             paceline=__version__,
             about=about,
-            source="the experiment's folder. Figures are those of experiment.json, rounded here only",
+            source="the experiment's folder. Numbers are those of experiment.json, rounded here only",
             summary=summary,
         )
 

@@ -32,7 +32,7 @@ _COLOUR: Final = "c-right"
 def input_section(run: RunData) -> PageSection | None:
     """Return images of the first step, class and size histograms, and splits; None if nothing was recorded."""
     blocks = [*_image_gallery(run), *_split_facts(run), *_class_histogram(run), *_size_histogram(run)]
-    return PageSection("inputs", "What it was fed", blocks) if blocks else None
+    return PageSection("inputs", "Training inputs", blocks) if blocks else None
 
 
 def _image_gallery(run: RunData) -> list[Block]:

@@ -41,7 +41,7 @@ from paceline.report.experiment_common import (
 from paceline.report.text import clean_text
 
 _ROOT_FIELD: Final = "data.source.root"
-# Arguments of `paceline data pack` for each data set that `lab/prepare_data.py` makes. The ladder deletes these data,
+# Arguments of `paceline data pack` for each dataset that `lab/prepare_data.py` makes. The ladder deletes these data,
 # so a first command prepares them again outside of its folder.
 _PACK_ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "source.pack": ("packed.pack",),

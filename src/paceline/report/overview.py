@@ -88,7 +88,7 @@ def _goodput_tile(result: RunResult) -> Iterator[Tile]:
     if goodput is None or goodput.wall_s <= 0:
         return
     over = count(goodput.starts, "start") if goodput.starts > 1 else "the process"
-    note = f"{seconds(goodput.useful_s)} of {seconds(goodput.wall_s)} of {over} were useful steps"
+    note = f"{seconds(goodput.useful_s)} of {seconds(goodput.wall_s)} of {over} went to useful steps"
     parts = _segments(goodput_parts(goodput), goodput.wall_s)
     yield Tile("goodput", cells.share_cell(goodput.share), note, parts=parts)
 

@@ -322,7 +322,7 @@ def _basis_blocks(result: PredictionResult) -> list[Block]:
         last = max(result.points, key=lambda point: point.ranks)
         part = share(result.start_up_s / last.time_s)
         sentences.append(
-            f"The start-up, f_s of the fit, is {part} of the run on {count(last.ranks, 'rank')}, and the same on more."
+            f"The start-up, f_s of the fit, is {part} of the run on {count(last.ranks, 'rank')}; more take as long."
         )
     if any(point.efficiency is not None for point in result.points):
         sentences.append(_describe_efficiency(result))

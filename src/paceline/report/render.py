@@ -33,7 +33,7 @@ from paceline.report.read_run import FirstRecords, NodeSeries, RunData
 from paceline.report.series import Series
 from paceline.report.text import to_jsonable
 
-# Replaced by HTML entities, which every renderer shows as text; not all renderers honour backslashes.
+# Replaced by HTML entities, which every renderer shows as text; not all renderers honor backslashes.
 _SPECIAL_CHARACTERS = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _MAX_MARKDOWN_MATRIX = 20
 FORMAT_VERSION = 1
@@ -53,7 +53,7 @@ def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
     The scripts are allowed by their hashes; nothing is fetched from elsewhere.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     scripts = [_read_template("page.js"), *([_read_template("follow.js")] if live else [])]
     environment = Environment(
@@ -64,6 +64,7 @@ def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"plot": layout_chart, "grid": layout_heat_map, "spark": spark_points, "number": number}
+    environment.filters["breaking"] = lambda code: escape(code).replace("=", Markup("=<wbr>"))  # escaping adds no "="
     return environment.get_template("page.html.j2").render(
         page=page,
         live=live,
@@ -82,7 +83,7 @@ def _csp_hash(script: str) -> str:
 
 
 def render_markdown(page: ReportPage) -> str:
-    """Return a page as GitHub-flavoured Markdown."""
+    """Return a page as GitHub-flavored Markdown."""
     lines = [
         f"# {escape_markdown(page.title)}",
         "",
@@ -91,7 +92,7 @@ def render_markdown(page: ReportPage) -> str:
     ]
     lines += [f"- could not be read: {escape_markdown(problem)}" for problem in page.problems]
     rows = [[figure.label, figure.cell.text, figure.note] for figure in page.figures]
-    lines += ["", *_table_lines(["figure", "value", "note"], rows)]
+    lines += ["", *_table_lines(["metric", "value", "note"], rows)]
     if page.findings:
         lines += ["", "## Findings", "", *_finding_lines(page.findings)]
     elif page.health:

@@ -112,6 +112,8 @@ def _change_blocks(run: RunData) -> list[Block]:
 def _value_text(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))  # a field such as train.epochs is a float, but people type 8
     return value if isinstance(value, str) else json.dumps(value)
 
 

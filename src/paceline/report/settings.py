@@ -62,9 +62,9 @@ def name_groups(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> 
     paths = find_differing_settings(groups)
     leading = [path for path in _LEADING_SETTINGS if path in paths]
     others = sorted((path for path in paths if path not in leading), key=lambda path: _sort_key(path, groups))
-    informative = [*leading, *(path for path in others if not path.startswith(_MINOR_SETTINGS))]
-    minor = [path for path in others if path.startswith(_MINOR_SETTINGS)]
-    # Settings that affect neither training nor speed are added one by one, until the names are distinct.
+    minor = [path for path in others if path.startswith(_MINOR_SETTINGS) or _is_of_another_kind(path, paths, groups)]
+    informative = [*leading, *(path for path in others if path not in minor)]
+    # Settings that say little about a run are added one by one, until the names are distinct.
     for num_minor in range(len(minor) + 1):
         names = _build_names(groups, [*informative, *minor[:num_minor]])
         if _are_distinct(names):
@@ -72,6 +72,13 @@ def name_groups(groups: Sequence[Mapping[str, str]], folders: Sequence[str]) -> 
     # No setting distinguishes the groups, but their folders do.
     pairs = zip(names, folders, strict=True)
     return [f"{clean_text(name, max(16, 77 - len(folder)))} ({folder})" if name else folder for name, folder in pairs]
+
+
+def _is_of_another_kind(path: str, paths: Sequence[str], groups: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a setting follows from another kind of its section: only some have it, or the dataset is elsewhere."""
+    if f"{path.rpartition('.')[0]}.name" not in paths:
+        return False
+    return path == "data.source.root" or any(path not in settings for settings in groups)
 
 
 def _sort_key(path: str, groups: Sequence[Mapping[str, str]]) -> tuple[bool, bool, bool]:
@@ -117,7 +124,7 @@ def _setting_label(path: str, value: str) -> str:
             return f"batch {value}"
         case "ranks":
             return f"{value} rank" if value == "1" else f"{value} ranks"
-        case "model.name" | "train.precision" | "optim.name" | "device":
+        case "model.name" | "train.precision" | "optim.name" | "data.source.name" | "device":
             return value
         case "optim.lr" | "torch" | "paceline":
             return f"{path.removeprefix('optim.')} {value}"

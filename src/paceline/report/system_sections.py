@@ -46,7 +46,7 @@ _NODE_QUANTITIES: Final = (
     _Quantity("Network", [("net_received_bytes_per_s", "received"), ("net_sent_bytes_per_s", "sent")], 0.0, "/s"),
 )
 _GPU_QUANTITIES: Final = (
-    _Quantity("GPU utilisation", [("utilisation", "")], 0.01, "%", high=100.0),
+    _Quantity("GPU utilization", [("utilisation", "")], 0.01, "%", high=100.0),
     _Quantity("GPU memory", [("memory_used_bytes", "")], 0.0, ""),
     _Quantity("GPU power", [("power_w", "")], 1.0, "W"),
     _Quantity("GPU clock", [("sm_clock_mhz", "")], 1.0, "MHz", low=None),

@@ -34,6 +34,12 @@ from paceline.report.text import clean_text, finite_or_none
 _UNFINISHED_NOTE = "The run has not finished: start-up, evaluations and checkpoints are attributed at its end."
 _SHARE_SUFFIX: Final = "_share"
 _NUM_OPEN_RANKS = 16
+_CEILING_LABELS: Final = {
+    "free_data": "without data loading",
+    "free_copy": "without loading and copies",
+    "free_communication": "without communication",
+    "free_model": "without the model",
+}
 _COST_LABELS: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "parameters": ("parameters", number),
     "flops_per_image": ("FLOPs per image, forward and backward", flops),
@@ -219,12 +225,10 @@ def loader_blocks(result: LoaderResult | None) -> list[Block]:
         return []
     made, batches = max(result.images, 1), max(result.batches, 1)
     workers = count(result.workers, "worker") if result.workers else "the rank itself"
-    note = (
-        "All workers run concurrently with the steps." if result.workers else "The rank loads data between its steps."
-    )
+    overlap = "overlaps with the steps" if result.workers else "is part of the data wait of steps"
     sentence = (
-        f"{workers[0].upper()}{workers[1:]} made {result.batches:,} batches of {count(result.images, 'image')} in all. "
-        f"{note} Do not add these seconds to those of a step."
+        f"{workers[0].upper()}{workers[1:]} loaded {count(result.batches, 'batch', 'batches')} "
+        f"({count(result.images, 'image')} in total). This time {overlap}: do not add it to that of a step."
     )
     work = {"read": result.read_s, "decode": result.decode_s, "augment": result.augment_s, "collate": result.collate_s}
     total_s = sum(work.values()) or 1.0
@@ -377,7 +381,7 @@ def _probe_blocks(profile: dict[str, Any]) -> list[Block]:
         return []
     sentence = "Each probe repeats the run with one part of its work removed. The ratio shows the cost of that part."
     columns = [
-        *cells.table_columns(["run", "free"], ["images/s", "range", "ratio"]),
+        *cells.table_columns(["run", "part removed"], ["images/s", "range", "ratio"]),
         *cells.table_columns(["recipe patch"]),
     ]
     base = profile.get("base")
@@ -421,7 +425,10 @@ def _only_objects(values: object) -> list[dict[str, Any]]:
 def _ceiling_blocks(ceilings: object) -> list[Block]:
     if not isinstance(ceilings, dict):
         return []
-    values = [(clean_text(key).replace("_", " "), finite_or_none(value)) for key, value in list(ceilings.items())[:20]]
+    values = [
+        (_CEILING_LABELS.get(key) or clean_text(key).replace("_", " "), finite_or_none(value))
+        for key, value in list(ceilings.items())[:20]
+    ]
     rows = [(name, TableCell(f"{value:.2f}x", value)) for name, value in values if value is not None]
     return [KeyValueList(rows, "Ceilings: maximum speed-up")] if rows else []
 

@@ -88,7 +88,7 @@ def check_dataset(checkpoint: Path, digest: str) -> None:
     before = read_state(checkpoint).get("dataset", digest)
     if before != digest:
         raise DataError(
-            f"data.source: is not the data set that {checkpoint} was trained on: images, labels or classes have "
+            f"data.source: is not the dataset that {checkpoint} was trained on: images, labels or classes have "
             f"changed (bring them back, or start a new run)"
         )
 

@@ -55,7 +55,7 @@ def test_two_healthy_hosts_have_no_problem(hosts) -> None:
 def test_a_slow_link_between_two_hosts_is_reported(hosts) -> None:
     hosts.shape("100mbit", "host1", "host2")
     code, rows = run_doctor(hosts)
-    assert problems(rows) == [("all-reduce", "look", "")], rows
+    assert problems(rows) == [("all-reduce", "warning", "")], rows
     assert code == 0, "a run works, but slowly"
     # The bucket passes 64 kB: 0.09 to 0.1 Gbit/s; a busy machine may halve that.
     text = finding(rows, "all-reduce")
@@ -67,8 +67,8 @@ def test_three_faults_of_a_host_are_named_and_no_collective_runs(hosts) -> None:
     code, rows = run_doctor(hosts, faults="torch,clock", on="host2")
     assert code == 1
     assert {(name, state) for name, state, _ in problems(rows)} >= {
-        ("versions of torch", "wrong"),
-        ("clocks", "look"),
+        ("versions of torch", "error"),
+        ("clocks", "warning"),
     }, rows
     assert [where for name, _, where in problems(rows) if name == "shared memory"] == ["rank 1 (host2)"], rows
     assert len(problems(rows)) == 3 and "all-reduce" not in [row["name"] for row in rows], rows
@@ -84,5 +84,5 @@ def test_a_loopback_host_name_and_a_container_bridge_are_no_problem(hosts, tmp_p
     for args in ("link add docker0 type bridge", "address add 172.17.0.1/16 dev docker0", "link set docker0 up"):
         hosts.machines["host1"]("ip", *args.split())
     code, rows = run_doctor(hosts, of="machine")
-    assert code == 0 and not [row for row in rows if row["state"] == "wrong"], rows
+    assert code == 0 and not [row for row in rows if row["state"] == "error"], rows
     assert "uses eth0 " in finding(rows, "gloo") and "by paceline" in finding(rows, "gloo")

@@ -1,4 +1,4 @@
-"""Operations that torch has only for GPUs: synchronised batch norm (torch.nn.SyncBatchNorm).
+"""Operations that torch has only for GPUs: synchronized batch norm (torch.nn.SyncBatchNorm).
 
 Ioffe & Szegedy 2015 (arXiv 1502.03167); names and arguments are those of torch's operations.
 """
@@ -19,7 +19,7 @@ def batch_norm_stats(images: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def batch_norm_elemt(
     images: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
 ) -> Tensor:
-    """Return `images` normalised, in their memory format."""
+    """Return `images` normalized, in their memory format."""
     normalised = (images.float() - _wide(mean, images)) * _wide(invstd, images)
     normalised = normalised if weight is None else normalised * _wide(weight.float(), images)
     normalised = normalised if bias is None else normalised + _wide(bias.float(), images)

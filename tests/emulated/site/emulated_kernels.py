@@ -2,7 +2,7 @@
 
 A device tensor is viewed as a host tensor at the same address. During capture nothing is computed: sizes come from
 torch's meta device, and the work is recorded for replays (runtime.cpp). Tensors of two devices in one kernel fail like
-on a GPU, and so does synchronisation within a capture.
+on a GPU, and so does synchronization within a capture.
 """
 
 import atexit

@@ -40,7 +40,7 @@ def test_the_record_is_what_the_code_states_of_the_tutorials_tables(prediction: 
     for each in results:
         known = record[prediction.title_of(each)]
         # Rounding of another library of linear algebra; bounds are order statistics of 500 draws of 7 forms, of which
-        # it may swap neighbours.
+        # it may swap neighbors.
         assert each.error == pytest.approx(known["error"], abs=1e-4)
         assert (each.low, each.high) == pytest.approx((known["low"], known["high"]), abs=0.01)
         assert each.holds == (known["low"] <= 0 <= known["high"])

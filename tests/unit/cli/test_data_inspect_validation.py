@@ -80,7 +80,7 @@ def test_listed_images_are_those_a_run_validates_on(photographs, listed, tmp_pat
     photographs.rename(tmp_path / "moved")
     assert listed(tmp_path / "run", f"data.source.root={tmp_path}/moved") == found
     (tmp_path / "moved" / found[0]).unlink()
-    with pytest.raises(DataError, match=r"^data\.source: is not the data set that .*step-00000003 was trained on"):
+    with pytest.raises(DataError, match=r"^data\.source: is not the dataset that .*step-00000003 was trained on"):
         listed(tmp_path / "run", f"data.source.root={tmp_path}/moved")
 
 

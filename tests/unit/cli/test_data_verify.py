@@ -1,4 +1,4 @@
-"""`paceline data verify` on good and bad data sets, and on one that needs no decoding."""
+"""`paceline data verify` on good and bad datasets, and on one that needs no decoding."""
 
 import json
 import re

@@ -34,7 +34,7 @@ def run_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     def run(*words: str, mtbf: str | None = None) -> dict:
         code = doctor(DoctorOptions(args=list(words), mtbf=mtbf, as_json=True))
         run_doctor = json.loads(capsys.readouterr().out)
-        assert code == (run_doctor["state"] == "wrong")
+        assert code == (run_doctor["state"] == "error")
         return run_doctor
 
     return run
@@ -74,18 +74,18 @@ def _start(number: int, started_s: float, from_step: int, trained_s: float, pid:
 
 def test_without_arguments_only_the_machine_is_checked(run_doctor) -> None:
     found = run_doctor()
-    assert set(found) == {"state", "machine"} and found["state"] != "wrong"
+    assert set(found) == {"state", "machine"} and found["state"] != "error"
     assert {"versions", "disk", "gloo", "launcher"} < {check["name"] for check in found["machine"]}
-    assert {check["state"] for check in found["machine"]} <= {"ok", "look"}
+    assert {check["state"] for check in found["machine"]} <= {"ok", "warning"}
 
 
 def test_a_problem_ends_with_1_with_and_without_json(run_doctor, capsys, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
-    assert run_doctor()["state"] == "wrong"
+    assert run_doctor()["state"] == "error"
     assert doctor(DoctorOptions()) == 1
     printed = capsys.readouterr().out
     assert (
-        "WRONG" in printed
+        "ERROR" in printed
         and "there is no nowhere0" in printed
         and printed.splitlines()[-1].startswith("a run would fail: 1")
     )
@@ -94,7 +94,7 @@ def test_a_problem_ends_with_1_with_and_without_json(run_doctor, capsys, monkeyp
 def test_a_named_folder_is_the_one_that_is_looked_at(capsys, tmp_path: Path) -> None:
     assert doctor(DoctorOptions(as_json=True, run_dir=Path("/proc/self/run"))) == 1
     machine = json.loads(capsys.readouterr().out)["machine"]
-    assert [check["name"] for check in machine if check["state"] == "wrong"] == ["disk"]
+    assert [check["name"] for check in machine if check["state"] == "error"] == ["disk"]
 
 
 def test_ranks_of_a_launcher_are_checked_together_and_rank_0_prints(capsys, monkeypatch, tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_ranks_of_a_launcher_are_checked_together_and_rank_0_prints(capsys, monk
     monkeypatch.setattr("paceline.cli.doctor.enter_world", lambda: World(world_size=2, local_world_size=2))
     monkeypatch.setenv(WAITS, "0")
     monkeypatch.delenv(WAITS)  # now it is as it was when the test is over
-    slow = DoctorFinding("all-reduce", "look", "slow", "mend the cable")
+    slow = DoctorFinding("all-reduce", "warning", "slow", "mend the cable")
     monkeypatch.setattr("paceline.lab.doctor.ranks.check_ranks", lambda world, own, environ, section: (slow,))
     assert doctor(DoctorOptions(as_json=True)) == 0
     assert os.environ[WAITS] == "1", "else NCCL ends the process where a rank does not answer"
     found = json.loads(capsys.readouterr().out)
-    assert found["state"] == "look" and found["ranks"] == [slow.to_dict()] and found["machine"]
+    assert found["state"] == "warning" and found["ranks"] == [slow.to_dict()] and found["machine"]
     monkeypatch.setattr("paceline.lab.doctor.ranks.check_ranks", lambda world, own, environ, section: None)
     assert doctor(DoctorOptions(as_json=True)) == 0 and capsys.readouterr().out == ""
 
@@ -175,7 +175,7 @@ def test_saving_a_recipe_is_measured_without_leaving_files(run_doctor, monkeypat
 def test_missing_data_does_not_hide_other_findings(run_doctor, tmp_path: Path) -> None:
     found = run_doctor("folder", f"data.source.root={tmp_path}/gone", mtbf="2h")
     assert "gone" in found["saving"]["error"] and "advice" not in found
-    assert found["machine"][-1]["name"] == "recipe" and found["machine"][-1]["state"] == "look"
+    assert found["machine"][-1]["name"] == "recipe" and found["machine"][-1]["state"] == "warning"
 
 
 def test_a_run_without_steps_is_reported(run_doctor, a_run: RunDir) -> None:

@@ -80,8 +80,8 @@ def test_a_dry_run_prints_the_plan_without_the_recipe(capsys):
     assert printed["model"] == "resnet18_cifar"
     assert printed["data"] == "digits, 1,438 training and 359 validation images, 10 classes, 16 px"
     assert printed["batch"] == "64 images per step, 64 per rank, 32 at once"
-    assert printed["steps"] == "44: 2 epochs of 22; 30 images left out of each"
-    assert printed["devices"].startswith("1 x cpu") and len(printed) < 15
+    assert printed["steps"] == "44 (2 epochs of 22 steps; the last 30 images of each epoch are dropped)"
+    assert printed["devices"].startswith("1 CPU rank with ") and len(printed) < 15
 
 
 def test_a_dry_run_of_a_resumed_run_has_its_batch(capsys, tmp_path):

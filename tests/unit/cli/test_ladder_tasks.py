@@ -136,7 +136,7 @@ def test_a_task_prints_a_line_per_run_even_if_reused(ladder, started, capsys) ->
     assert len(started) == 2
     ladder(task=2, as_json=True)
     out, err = capsys.readouterr()
-    assert json.loads(out) == {"task": 2, "what": "gpu, turn 1 of 2", "runs": []}
+    assert json.loads(out) == {"task": 2, "what": "gpu, repeat 1 of 2", "runs": []}
     assert err == "gpu: left out: only helps with a GPU, but there is none\n"
 
 

@@ -109,7 +109,7 @@ def test_no_verb_imports_code_that_a_file_names_without_own_code(left, name) -> 
     with pytest.raises(RecipeError) as caught:
         verb(*VERBS[name])
     message = str(caught.value)
-    assert "leaving:" in message and "is code" in message and "(add --own-code" in message
+    assert "leaving:" in message and "is custom code" in message and "(add --own-code" in message
     assert message.startswith(("r.yaml:", "run/recipe.yaml:", "l.yaml: rung 'mine':"))
     assert not left.exists() and "leaving" not in sys.modules and sorted(Path().rglob("*")) == before
 

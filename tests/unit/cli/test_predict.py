@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Return a folder of three digits as 8x8 grey files."""
+    """Return a folder of three digits as 8x8 gray files."""
     for name, pixels in zip(NAMES, load_digits().val.images, strict=False):
         Image.fromarray(pixels[..., 0]).save(tmp_path / name)
     return tmp_path

@@ -179,7 +179,7 @@ def test_probes_are_shown_beside_the_base_and_their_ceilings_replace_its_estimat
     shown = seen(profile(probes=(probe,), ceilings=Ceilings(free_data=probe.ratio)))
     assert "base | nothing | 1,000 | 900 to 1,100 | 1.00x |" in [f"{line} |" for line in shown]
     assert "free-data | reading | 3,500 | 3,000 to 4,000 | 3.50x (3.00 to 4.00) | data.replay=host" in shown
-    assert any("Ceiling: with free data: 3.5x." in line for line in shown)
+    assert any("Ceiling: without data loading: at most 3.5x." in line for line in shown)
     assert any(line.endswith("data.workers=4") for line in shown)
 
 
@@ -227,7 +227,7 @@ def test_json_on_stdout_equals_profile_json(capsys: pytest.CaptureFixture[str], 
         }
     ]
     assert values["ceilings"] == {"free_data": 3.0}
-    assert values["verdict"]["ceiling"] == "with free data: 3.0x"
+    assert values["verdict"]["ceiling"] == "without data loading: at most 3.0x"
     assert (values["recipe"], values["steps"], values["ranks"]) == ("ba9876543210", 40, 2)
     assert (values["communication"], values["timed_run"], values["trace_share"]) == (None, "", None)
     assert values["host_to_device"] is None

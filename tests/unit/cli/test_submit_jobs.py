@@ -32,7 +32,7 @@ def test_a_ladder_has_a_task_for_each_turn_of_each_rung_on_the_ranks_of_a_node()
     assert request.options == ("--repeats", "2", "--ranks", "4")
     tasks = list_tasks(request)
     assert {task.nodes for task in tasks} == {1} and len(tasks) % 2 == 0
-    assert tasks[0].description.endswith(", turn 1 of 2") and tasks[0].number == 1
+    assert tasks[0].description.endswith(", repeat 1 of 2") and tasks[0].number == 1
 
 
 def test_a_study_over_nodes_has_tasks_on_as_many_nodes_as_each_point() -> None:

@@ -58,7 +58,7 @@ def test_plain_lines_are_the_plan_progress_and_evaluations() -> None:
     run(PlainProgress(out, now=clock), clock)
     assert out.getvalue().splitlines() == [
         "640 images, 2 classes, 16 px; 100 steps of 64 (10 epochs) on 2 ranks",
-        "learning rate 0.05 at 64, not scaled, 2 epochs of warm-up",
+        "learning rate 0.05 (batch 64, no scaling), 2 epochs of warm-up",
         "note: train: 3 files left out",
         "note: val: 3 files left out",
         "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  3 min 00 s left",

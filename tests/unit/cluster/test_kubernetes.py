@@ -352,7 +352,7 @@ def test_ladders_over_several_nodes_and_arrays_are_refused() -> None:
 
 def test_the_typed_command_is_an_annotation() -> None:
     made = main_object(replace(JOB, comments=("paceline submit photos", "recipe 0123456789ab")))
-    assert made["metadata"]["annotations"]["paceline/said"] == "paceline submit photos\nrecipe 0123456789ab\n"
+    assert made["metadata"]["annotations"]["paceline/command"] == "paceline submit photos\nrecipe 0123456789ab\n"
 
 
 def test_the_next_steps_name_the_file_the_namespace_and_the_pods() -> None:
@@ -397,7 +397,7 @@ def test_ambiguous_text_is_the_same_to_every_reader(text: str) -> None:
     config, main = read
     assert program_of(main)[-1] == environ_of(main)["A"] == text.replace("$", "$$")
     assert config["data"] == {"photos.yaml": text}
-    assert main["metadata"]["annotations"] == {"paceline/said": f"{text}\n"}
+    assert main["metadata"]["annotations"] == {"paceline/command": f"{text}\n"}
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20))

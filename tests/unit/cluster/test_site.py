@@ -82,7 +82,10 @@ def test_the_ranks_of_a_whole_node_share_its_cpus(ranks: int, printed: tuple[str
 
 BAD = {
     "an unknown engine": ("lsf: {queue: a}", "site.yaml:1: lsf: is not a field (one of slurm, kubernetes)"),
-    "a misspelt field": ("slurm:\n  acount: me", "site.yaml:2: slurm.acount: is not a field (did you mean 'account'?)"),
+    "a misspelled field": (
+        "slurm:\n  acount: me",
+        "site.yaml:2: slurm.acount: is not a field (did you mean 'account'?)",
+    ),
     "an unknown field below": (
         "slurm:\n  container: {runtime: apptainer, image: a, mount: b}",
         "site.yaml:2: slurm.container.mount: is not a field (did you mean 'mounts'?)",

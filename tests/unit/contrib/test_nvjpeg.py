@@ -33,7 +33,7 @@ ORIENTATION = 0x0112
 
 
 def photograph(number: int, kind: str = "JPEG", mode: str = "RGB", orientation: int = 1) -> bytes:
-    """Return a file of smooth colours with some noise, 40 to 70 pixels a side."""
+    """Return a file of smooth colors with some noise, 40 to 70 pixels a side."""
     random = np.random.default_rng(number)
     height, width = random.integers(40, 70, 2)
     ramps = np.linspace(0, 200, height)[:, None, None] + np.linspace(0, 40, width)[None, :, None]
@@ -97,7 +97,7 @@ def test_an_augment_that_needs_the_host_gets_draws_on_the_host() -> None:
         *(batches(loader(HOST, Photographs(), name)) for name in ("threads", "nvjpeg")), strict=True
     ):
         assert np.array_equal(host.indices, device.indices)
-        assert (host.images.int() - device.images.int()).abs().float().mean() < 4  # histograms are equalised apart
+        assert (host.images.int() - device.images.int()).abs().float().mean() < 4  # histograms are equalized apart
 
 
 def test_an_evaluation_reads_every_image_once() -> None:

@@ -21,7 +21,7 @@ def result() -> RunResult:
         time=TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0.5, checkpoint_s=0.25, to_target_s=3.0),
         stages={"forward": StageResult(host_s=1.0, device_s=0.5, share=0.25)},
         verdict={"bottleneck": "compute", "evidence": "forward 25 %", "try": "train.precision=bf16"},
-        lr="0.1 at 128, not scaled, no warm-up",
+        lr="0.1 (batch 128, no scaling), no warm-up",
         weights_sha256="ab" * 32,
         provenance={"command": ["paceline", "train"], "torch": "2.11"},
     )

@@ -118,7 +118,7 @@ def test_the_advice_on_a_useless_model_follows_from_its_training_loss() -> None:
     advice = [
         finding(ended(point(180, 0.1), losses=losses, **even(0.1)), "at_chance").advice for losses in (flat, fell)
     ]
-    assert "Nothing was learnt" in advice[0] and "2.31" in advice[0] and "2.30" in advice[0]
+    assert "Nothing was learned" in advice[0] and "2.31" in advice[0] and "2.30" in advice[0]
     assert "evaluation sees something else" in advice[1] and "1.4" in advice[1]
 
 
@@ -202,7 +202,7 @@ def test_an_unfinished_run_is_advised_to_resume_first() -> None:
         (0.9300, 0.9290, 10_000),  # noise
         (0.8931, 0.8434, 10_000),  # a point or five, as at a high learning rate
         (0.9, 0.7, 20),  # few images
-        (0.12, 0.10, 10_000),  # hardly learnt
+        (0.12, 0.10, 10_000),  # hardly learned
         (0.5, 0.5, 10_000),
     ],
 )

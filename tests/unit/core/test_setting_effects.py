@@ -1,4 +1,4 @@
-"""Settings that change what is learnt, and not how fast."""
+"""Settings that change what is learned, and not how fast."""
 
 import types
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The digest of a data set changes with its content, and with nothing else."""
+"""The digest of a dataset changes with its content, and with nothing else."""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every image of a data set is checked once, and reported if it fails in any way."""
+"""Every image of a dataset is checked once, and reported if it fails in any way."""
 
 import ctypes
 import faulthandler

@@ -61,7 +61,7 @@ def assert_same(found: tuple[int, float], result: EvalResult) -> None:
 
 @pytest.fixture(scope="module")
 def digit_files(tmp_path_factory) -> tuple[list[bytes], list[int]]:
-    """Return the digits that validate, as 8x8 grey PNG files, and their labels."""
+    """Return the digits that validate, as 8x8 gray PNG files, and their labels."""
     val = load_digits().val
     folder = tmp_path_factory.mktemp("digits")
     for index, image in enumerate(val.images):
@@ -223,7 +223,8 @@ def test_a_run_cannot_consent_to_its_own_code(digits: Path, tmp_path: Path, monk
     (tmp_path / "leaving.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**args): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     run = renamed(digits, tmp_path / "run", model={"name": "leaving:net", "args": {}})
-    with pytest.raises(RecipeError, match=r"/recipe.yaml:\d+: model.name: leaving:net is code.*\(add --own-code"):
+    refusal = r"/recipe.yaml:\d+: model.name: leaving:net is custom code.*\(add --own-code"
+    with pytest.raises(RecipeError, match=refusal):
         load_classifier(run, device="cpu")
     assert not (tmp_path / "ran").exists()
 

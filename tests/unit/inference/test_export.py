@@ -171,7 +171,7 @@ def test_a_network_whose_logits_are_no_numbers_is_named(classifier, tmp_path):
 
 
 def of_source(tmp_path, *args):
-    """Return a classifier whose run says that it is of the data set that `args` make of `folder`."""
+    """Return a classifier whose run says that it is of the dataset that `args` make of `folder`."""
     run = made_run.write(tmp_path / "run")
     values = load(str(run)).recipe.to_dict()
     source = load("folder", Patch.parse(args)).recipe.to_dict()["data"]["source"]

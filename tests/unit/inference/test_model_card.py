@@ -65,7 +65,7 @@ def test_the_weakest_classes_come_first_and_one_without_a_mistake_is_left_out(cl
 
 def test_what_no_run_knows_is_marked(classifier):
     card = written(classifier)
-    for heading in ("Intended use", "Data", "Limits", "Licence"):
+    for heading in ("Intended use", "Data", "Limits", "License"):
         assert FILL_IN in card.partition(f"## {heading}")[2].partition("\n## ")[0], heading
     assert "license: unknown\n" in card
 
@@ -85,7 +85,7 @@ def test_no_path_of_this_machine_is_in_a_card_or_a_configuration(tmp_path):
 
 
 def test_names_of_classes_are_names_and_no_markup(classifier):
-    names = ("cat\n\n## Licence\n\nMIT", "<img src=x onerror=alert(1)>", "a|b`c*d_[e](f)", "caf\udce9")
+    names = ("cat\n\n## License\n\nMIT", "<img src=x onerror=alert(1)>", "a|b`c*d_[e](f)", "caf\udce9")
     record = read_checkpoint_record(classifier.run, classifier.checkpoint)
     counts = tuple(ClassCount(name, 9, 1) for name in names)
     evaluation = replace(record.evaluation, classes=counts, confused=(ConfusedPair(names[0], names[1], 3),))
@@ -107,7 +107,7 @@ def test_a_checkpoint_that_was_not_evaluated_has_no_accuracy(classifier):
 
 def test_a_run_that_left_nothing_but_its_recipe_has_a_card(classifier):
     card = written(classifier, evaluation=None, plan={}, machine={}, result=None)
-    assert "hardware" not in card and "## Licence" in card
+    assert "hardware" not in card and "## License" in card
 
 
 def test_a_checkpoint_within_the_run_has_its_own_progress(classifier):

@@ -21,7 +21,7 @@ for needed in ("onnx", "onnxruntime", "onnxscript"):
 
 @pytest.fixture(scope="module")
 def exported_run(tmp_path_factory):
-    """Return a classifier, and its file, which normalises."""
+    """Return a classifier, and its file, which normalizes."""
     folder = tmp_path_factory.mktemp("onnx")
     classifier = load_classifier(made_run.write(folder / "run"), device="cpu")
     exported = export_classifier(classifier, OnnxFormat(), folder / "a.onnx", with_preprocessing=True)

@@ -13,7 +13,7 @@ from paceline.inference.predict import InputImage, read_images
 
 
 class Decoder:
-    """A classifier's reading of images: a file is one grey pixel, and no number is no image."""
+    """A classifier's reading of images: a file is one gray pixel, and no number is no image."""
 
     def image(self, data: bytes, name: str) -> torch.Tensor:
         if not data.isdigit():

@@ -18,7 +18,7 @@ from . import made_run
 
 @pytest.fixture(scope="module")
 def exported_run(tmp_path_factory):
-    """Return a classifier, and its file, which normalises."""
+    """Return a classifier, and its file, which normalizes."""
     folder = tmp_path_factory.mktemp("program")
     classifier = load_classifier(made_run.write(folder / "run"), device="cpu")
     exported = export_classifier(classifier, TorchExportFormat(), folder / "a.pt2", with_preprocessing=True)

@@ -238,7 +238,7 @@ def test_both_splits_have_mean_and_std(own_source) -> None:
 
 
 def test_code_that_a_file_names_for_its_data_runs_only_with_own_code(own_source, capsys) -> None:
-    with pytest.raises(RecipeError, match=r"data.source.name: made_of_pixels:pixels is code.*own_code=True"):
+    with pytest.raises(RecipeError, match=r"data.source.name: made_of_pixels:pixels is custom code.*own_code=True"):
         made((own_source,))
     assert "made_of_pixels" not in sys.modules
     made((own_source,), own_code=True)

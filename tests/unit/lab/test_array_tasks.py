@@ -15,10 +15,10 @@ def ladder_of(*rungs: Rung) -> Ladder:
 def test_each_turn_of_each_rung_is_a_task_on_one_node_those_of_a_turn_together() -> None:
     found = list_ladder_tasks(ladder_of(Rung(name="base"), Rung(name="bf16")), 2, 4)
     assert found == (
-        ArrayTask(1, 1, 4, "base, turn 1 of 2", 0, 1),
-        ArrayTask(2, 1, 4, "bf16, turn 1 of 2", 1, 1),
-        ArrayTask(3, 1, 4, "base, turn 2 of 2", 0, 2),
-        ArrayTask(4, 1, 4, "bf16, turn 2 of 2", 1, 2),
+        ArrayTask(1, 1, 4, "base, repeat 1 of 2", 0, 1),
+        ArrayTask(2, 1, 4, "bf16, repeat 1 of 2", 1, 1),
+        ArrayTask(3, 1, 4, "base, repeat 2 of 2", 0, 2),
+        ArrayTask(4, 1, 4, "bf16, repeat 2 of 2", 1, 2),
     )
 
 
@@ -44,10 +44,10 @@ def test_a_task_has_room_for_both_runs_of_its_pair() -> None:
 def test_each_repeat_of_each_point_is_a_task_on_its_nodes() -> None:
     cases = [Trial("1 rank", ranks=1), Trial("8 ranks on 2 nodes", ranks=8, nodes=2)]
     assert list_study_tasks(cases, 2) == (
-        ArrayTask(1, 1, 1, "1 rank, turn 1 of 2", 0, 1),
-        ArrayTask(2, 2, 8, "8 ranks on 2 nodes, turn 1 of 2", 1, 1),
-        ArrayTask(3, 1, 1, "1 rank, turn 2 of 2", 0, 2),
-        ArrayTask(4, 2, 8, "8 ranks on 2 nodes, turn 2 of 2", 1, 2),
+        ArrayTask(1, 1, 1, "1 rank, repeat 1 of 2", 0, 1),
+        ArrayTask(2, 2, 8, "8 ranks on 2 nodes, repeat 1 of 2", 1, 1),
+        ArrayTask(3, 1, 1, "1 rank, repeat 2 of 2", 0, 2),
+        ArrayTask(4, 2, 8, "8 ranks on 2 nodes, repeat 2 of 2", 1, 2),
     )
 
 

@@ -23,7 +23,7 @@ def measured(name: str, *words: str, steps: int = 40) -> Recipe:
 
 
 def info(recipe: Recipe, split: str) -> DatasetInfo:
-    """Return a data set of the kind that the recipe is made for."""
+    """Return a dataset of the kind that the recipe is made for."""
     name = recipe.data.source.name
     channels = 1 if name in ("digits", "fashion_mnist") else 3
     return DatasetInfo(

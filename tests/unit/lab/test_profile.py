@@ -77,13 +77,13 @@ def test_a_probe_is_compared_with_the_base_of_its_own_turn(found) -> None:
     (probe,) = profile.probes
     assert (probe.ratio, probe.ratio_spread) == (3.0, (3.0, 3.0))
     assert profile.ceilings.free_data == 3.0
-    assert profile.verdict["ceiling"] == "with free data: 3.0x"
+    assert profile.verdict["ceiling"] == "without data loading: at most 3.0x"
 
 
 def test_a_probe_that_was_faster_once_and_slower_once_is_not_distinguished_from_the_base(found) -> None:
     profile = found(*runs("base", 100.0, 100.0), *runs("free-data", 90.0, 130.0), *runs("free-model", 900.0, 800.0))
     doubt = "(not distinguishable from 1.0x: free-data)"
-    assert profile.verdict["ceiling"] == f"with free data: 1.10x; with a free model: 8.5x {doubt}"
+    assert profile.verdict["ceiling"] == f"without data loading: at most 1.10x; without the model: at most 8.5x {doubt}"
 
 
 def test_in_a_single_turn_windows_are_compared(found) -> None:
@@ -95,7 +95,9 @@ def test_in_a_single_turn_windows_are_compared(found) -> None:
 def test_a_probe_that_was_slower_shows_nothing_but_the_scatter_of_the_machine(found) -> None:
     """Less work does not take longer, however far apart the two are."""
     profile = found(*runs("base", 100.0), *runs("free-data", 50.0))
-    assert profile.verdict["ceiling"] == "with free data: 0.50x (not distinguishable from 1.0x: free-data)"
+    assert (
+        profile.verdict["ceiling"] == "without data loading: at most 0.50x (not distinguishable from 1.0x: free-data)"
+    )
 
 
 def test_failed_runs_are_listed_with_what_did_not_fit_and_good_turns_of_theirs_count(found) -> None:

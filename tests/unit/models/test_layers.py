@@ -1,4 +1,4 @@
-"""Normalisation layers and the convolutions that go with them."""
+"""Normalization layers and the convolutions that go with them."""
 
 import math
 

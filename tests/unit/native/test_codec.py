@@ -24,7 +24,7 @@ HEADER_BYTES, POINT_BYTES, TAIL_BYTES = 32, 10, 8
 
 
 def picture(height: int, width: int, seed: int, mode: str = "RGB") -> Image.Image:
-    """Return waves and noise: all frequencies, and colours that clip."""
+    """Return waves and noise: all frequencies, and colors that clip."""
     draw = np.random.default_rng([height, width, seed])
     y, x = np.mgrid[0:height, 0:width]
     waves = [128 + 110 * np.sin(x / draw.uniform(1, 9) + y / draw.uniform(1, 9)) for _ in range(3)]
@@ -97,7 +97,7 @@ def decoded(core: NativeExtension, record: bytes, channels: int) -> NDArray[np.u
 
 @pytest.fixture
 def assert_same(core: NativeExtension) -> Iterator[AssertSame]:
-    """Return a function that compares a file's record with Pillow, in RGB and grey, with all instruction sets."""
+    """Return a function that compares a file's record with Pillow, in RGB and gray, with all instruction sets."""
     best = core.isa()
 
     def compare(file: bytes, every: int = 3) -> bytes:
@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "bytes between markers": (lambda file: file[:20] + b"\0" + file[20:], "between its markers"),
     "a restart out of place": (lambda file: file[:2] + b"\xff\xd0" + file[2:], "out of place"),
     "a restart that is not announced": (lambda file: file[:-30] + b"\xff\xd0" + file[-30:], "cut off"),
-    "no quantisation": (lambda file: without(file, DQT), "table is missing"),
+    "no quantization": (lambda file: without(file, DQT), "table is missing"),
     "no Huffman tables": (lambda file: without(file, DHT), "table is missing"),
     "no frame": (lambda file: without(file, SOF0), "before the frame"),
     "two frames": (lambda file: with_segment(file, SOF0, b"\x08\0\1\0\1\1\1\x11\0"), "two frame"),

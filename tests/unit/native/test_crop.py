@@ -47,7 +47,7 @@ def scalar_too(core: NativeExtension) -> Iterator[Callable[[Callable[[], NDArray
 
 
 def jpeg(height: int, width: int, mode: str = "RGB", **options: Any) -> bytes:
-    """Return a JPEG of a smooth scene with edges, whose colours differ less than its brightness, as photographs' do."""
+    """Return a JPEG of a smooth scene with edges, whose colors differ less than its brightness, as photographs' do."""
     draw = np.random.default_rng([height, width])
     shape = -(-height // 12) + 1, -(-width // 12) + 1
     coarse = draw.integers(30, 226, (*shape, 1)) + draw.integers(-30, 31, (*shape, 3))
@@ -170,7 +170,7 @@ def test_colours_are_torchvision_s_within_the_roundings(core: NativeExtension, s
     for size, box in ((64, (10, 20, 120, 130)), (128, (31, 17, 90, 75))):
         wanted = F.pil_to_tensor(F.resized_crop(image, *box, [size, size], antialias=True)).numpy()
         apart = np.abs(crop(core, record, box, size).astype(int) - wanted)
-        # Pillow rounds to 8 bits after chroma's enlargement, the colours and each pass: that is what is apart.
+        # Pillow rounds to 8 bits after chroma's enlargement, the colors and each pass: that is what is apart.
         assert apart.mean() < 0.6, apart.mean()
 
 
@@ -184,7 +184,7 @@ def test_grey_is_repeated_and_one_channel_of_colours_is_their_luma(core: NativeE
     Image.fromarray(neutral).save(file, "JPEG", quality=92)
     colours = core.index_jpeg(file.getvalue())
     luma = crop(core, colours, box, 20, channels=1)
-    assert np.array_equal(crop(core, colours, box, 20), np.repeat(luma, 3, 0))  # without colour, all three are luma
+    assert np.array_equal(crop(core, colours, box, 20), np.repeat(luma, 3, 0))  # without color, all three are luma
 
 
 @pytest.mark.parametrize(("shape", "size"), [((1, 4000), 1), ((4000, 3), 2), ((1, 1), 300), ((900, 700), 3)])

@@ -67,7 +67,7 @@ def pool(core: NativeExtension) -> Iterator["Pool"]:
 
 
 def flat(side: int) -> bytes:
-    """Return the record of a grey image of one colour: of each block, two codes of a bit."""
+    """Return the record of a gray image of one color: of each block, two codes of a bit."""
     mcus = side // 8
     points_x = -(-mcus // 255)
     points = [struct.pack("<I3h", 2 * (y * mcus + x * 255), 0, 0, 0) for y in range(mcus) for x in range(points_x)]

@@ -55,7 +55,7 @@ def test_each_field_that_names_code_in_a_file_is_refused_with_place_value_and_fi
     with pytest.raises(RecipeError) as caught:
         require_consent(loaded, own_code=False)
     message = str(caught.value)
-    assert message.startswith("r.yaml:") and f"{field}: {ALL[field]} is code" in message
+    assert message.startswith("r.yaml:") and f"{field}: {ALL[field]} is custom code" in message
     assert "(add --own-code, in Python own_code=True, if you trust its author)" in message
     require_consent(loaded, own_code=True)
     assert consent_arguments(loaded.recipe) == ("--own-code",)
@@ -63,12 +63,12 @@ def test_each_field_that_names_code_in_a_file_is_refused_with_place_value_and_fi
 
 def test_a_file_that_is_extended_is_the_one_that_is_named() -> None:
     Path("above.yaml").write_text("extends: r.yaml\noptim: {name: 'mine:Optim', lr: 0.1}\n")
-    with pytest.raises(RecipeError, match=r"^r.yaml:1: model.name: leaving:Net is code"):
+    with pytest.raises(RecipeError, match=r"^r.yaml:1: model.name: leaving:Net is custom code"):
         require_consent(load("above.yaml"), own_code=False)
-    with pytest.raises(RecipeError, match=r"^r.yaml:1: model.name: leaving:Net is code"):
+    with pytest.raises(RecipeError, match=r"^r.yaml:1: model.name: leaving:Net is custom code"):
         require_consent(load_values({"extends": "above.yaml"}), own_code=False)
     words = [word for word in arguments_without("optim.name") if not word.startswith("optim")]
-    with pytest.raises(RecipeError, match=r"^above.yaml:2: optim.name: mine:Optim is code"):
+    with pytest.raises(RecipeError, match=r"^above.yaml:2: optim.name: mine:Optim is custom code"):
         require_consent(load("above.yaml", Patch.parse(words)), own_code=False)
 
 
@@ -103,7 +103,7 @@ def test_settings_of_a_ladder_are_looked_at_whether_or_not_they_fit_a_recipe() -
         assert settings_have_plugins(settings)
         with pytest.raises(RecipeError) as caught:
             require_consent_to_settings(settings, "l.yaml: rung 'x'", own_code=False)
-        assert str(caught.value).startswith(f"l.yaml: rung 'x': {field}: a:B is code")
+        assert str(caught.value).startswith(f"l.yaml: rung 'x': {field}: a:B is custom code")
         require_consent_to_settings(settings, "l.yaml", own_code=True)
     for plain in ({}, {"model": 3}, {"model": {"name": "timm:resnet18"}}, {"data": {"augment": "flip"}}):
         assert not settings_have_plugins(plain)

@@ -17,7 +17,7 @@ VAL = replace(TRAIN, split="val", num_images=100)
 
 @pytest.fixture
 def plan(resolve):
-    """Return a function that plans the smallest recipe with overrides over it, for a world and a data set."""
+    """Return a function that plans the smallest recipe with overrides over it, for a world and a dataset."""
 
     def derive(*words: str, world_size: int = 1, train: DatasetInfo = TRAIN, val: DatasetInfo = VAL) -> Plan:
         return Plan.derive(resolve(*words).recipe, world_size, train, val)
@@ -54,7 +54,7 @@ def test_every_integer_of_a_worked_example(plan):
         check_replicas_every=20,
         log_every=2,
         peak_lr=0.4,
-        lr_sentence="0.1 at 24 -> 0.4 at 96, linear, 1 epoch of warm-up",
+        lr_sentence="0.1 at batch 24 -> 0.4 at batch 96 (linear scaling), 1 epoch of warm-up",
     )
 
 
@@ -329,7 +329,7 @@ def test_statistics_of_another_number_of_channels_are_refused(plan, refusal, wor
 
 
 def test_images_that_are_not_square_need_a_size(plan, refusal):
-    """The data set says (height, width); people say width x height."""
+    """The dataset says (height, width); people say width x height."""
     assert refusal(plan, train=replace(TRAIN, image_size=(20, 30))) == (
         "data.image_size: the images are 30x20, not square (set data.image_size)"
     )
@@ -365,19 +365,31 @@ LINEAR = ["optim.lr=0.1", "optim.lr_scaling=linear", "optim.base_batch_size=256"
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([*SQRT, "schedule.warmup=16ep"], "0.1 at 128 -> 0.4 at 2048, sqrt, 16 epochs of warm-up"),
-        ([*SQRT, "schedule.warmup=1ep"], "0.1 at 128 -> 0.4 at 2048, sqrt, 1 epoch of warm-up"),
-        ([*LINEAR, "schedule.warmup=500st"], "0.1 at 256 -> 0.0375 at 96, linear, 500 steps of warm-up"),
-        ([*LINEAR, "schedule.warmup=50000img"], "0.1 at 256 -> 0.0375 at 96, linear, 50,000 images of warm-up"),
-        ([*LINEAR, "schedule.warmup=2.5%"], "0.1 at 256 -> 0.0375 at 96, linear, 2.5 % of the run of warm-up"),
-        (["optim.lr=0.1"], "0.1 at 128, not scaled, no warm-up"),
+        ([*SQRT, "schedule.warmup=16ep"], "0.1 at batch 128 -> 0.4 at batch 2048 (sqrt scaling), 16 epochs of warm-up"),
+        ([*SQRT, "schedule.warmup=1ep"], "0.1 at batch 128 -> 0.4 at batch 2048 (sqrt scaling), 1 epoch of warm-up"),
+        (
+            [*LINEAR, "schedule.warmup=500st"],
+            "0.1 at batch 256 -> 0.0375 at batch 96 (linear scaling), 500 steps of warm-up",
+        ),
+        (
+            [*LINEAR, "schedule.warmup=50000img"],
+            "0.1 at batch 256 -> 0.0375 at batch 96 (linear scaling), 50,000 images of warm-up",
+        ),
+        (
+            [*LINEAR, "schedule.warmup=2.5%"],
+            "0.1 at batch 256 -> 0.0375 at batch 96 (linear scaling), 2.5 % of the run of warm-up",
+        ),
+        (["optim.lr=0.1"], "0.1 (batch 128, no scaling), no warm-up"),
         (
             ["optim.lr=0.1", "optim.layer_decay=0.75"],
-            "0.1 at 128, not scaled, each layer before the classifier 0.75 times that of the next, no warm-up",
+            "0.1 (batch 128, no scaling), each layer before the classifier 0.75 times that of the next, no warm-up",
         ),
-        (["optim.lr=1e-5", "schedule.warmup=0.5ep"], "1e-05 at 128, not scaled, 0.5 epochs of warm-up"),
-        (["schedule.name=one_cycle"], "0.1 at 128, not scaled, rising for 30 % of the run"),
-        ([*SQRT, "schedule={name: one_cycle, peak_at: 5ep}"], "0.1 at 128 -> 0.4 at 2048, sqrt, rising for 5 epochs"),
+        (["optim.lr=1e-5", "schedule.warmup=0.5ep"], "1e-05 (batch 128, no scaling), 0.5 epochs of warm-up"),
+        (["schedule.name=one_cycle"], "0.1 (batch 128, no scaling), rising for 30 % of the run"),
+        (
+            [*SQRT, "schedule={name: one_cycle, peak_at: 5ep}"],
+            "0.1 at batch 128 -> 0.4 at batch 2048 (sqrt scaling), rising for 5 epochs",
+        ),
     ],
 )
 def test_the_decision_about_the_learning_rate_is_one_sentence(resolve, words, sentence):

@@ -16,7 +16,7 @@ WHOLE = "has no effect on digits, whose images have one size and are resized who
 
 @pytest.fixture
 def plan(resolve):
-    """Return a function that plans the smallest recipe with overrides over it, for a data set."""
+    """Return a function that plans the smallest recipe with overrides over it, for a dataset."""
 
     def derive(*words: str, info: DatasetInfo = GREY) -> Plan:
         return Plan.derive(resolve(*words).recipe, 1, info, replace(info, split="val"))
@@ -108,7 +108,7 @@ def test_a_square_that_blanks_every_image_wherever_it_lies_is_refused(plan, refu
 def test_jitter_without_effect_on_grey_images_is_refused(plan, refusal, strengths):
     word = f"data.augment=[{{name: color_jitter, brightness: 0, contrast: 0, {strengths}}}]"
     assert refusal(plan, word) == (
-        "data.augment[0]: color_jitter only changes brightness and contrast of grey images (set one)"
+        "data.augment[0]: color_jitter only changes brightness and contrast of gray images (set one)"
     )
     assert plan(word, info=COLOUR).channels == 3
 

@@ -146,7 +146,7 @@ def result(table: ClassTable, **changes: Any) -> RunResult:
         "verdict": {"bottleneck": "input-bound",
                     "evidence": "Waiting for data took 41.2 s of the 222 s of 4,682 steps (19%).",
                     "ceiling": "at most 1.23x without waiting for data, all else unchanged", "try": "data.workers=6"},
-        "lr": "0.4 at 128, not scaled, 2 epochs of warm-up, then cosine",
+        "lr": "0.4 (batch 128, no scaling), 2 epochs of warm-up, then cosine",
         "weights_sha256": "3f92c4bf85dfc3701989e98dd3565be31693ca568b54ca8eb2c4ab40f610b6d1",
         "provenance": {**MACHINE, "device": "cuda", "launcher": "single",
                        "command": ["paceline", "train", "cifar10-resnet18", "data.source.root=/tmp/<b>x", "--ranks=2"]},
@@ -203,7 +203,7 @@ def sample(index: int, shape: Shape, draw: random.Random) -> dict[str, Any]:
 
 
 def write_worst(rundir: RunDir, shape: Shape, draw: random.Random) -> None:
-    """Write thumbnails of coloured shapes, some of 32 pixels and some of 96."""
+    """Write thumbnails of colored shapes, some of 32 pixels and some of 96."""
     rundir.worst.mkdir()
     rows = []
     for index in range(shape.mistakes):
@@ -253,7 +253,7 @@ PROFILE = {
     "cost": {"parameters": 11_173_962, "flops_per_image": 3.34e9, "achieved_flops_per_s": 9.06e12,
              "peak_flops_per_s": 9.89e14, "peak_source": "NVIDIA H200 data sheet, bf16, dense", "mfu": 0.00916,
              "roofline_images_per_s": 41_233.0, "roofline_share": 0.0658},
-    "verdict": {"ceiling": "with free data: 1.22x; with free communication: 1.04x"},
+    "verdict": {"ceiling": "without data loading: at most 1.22x; without communication: at most 1.04x"},
 }  # fmt: skip
 RECIPE = """\
 # recipe a53258041b55

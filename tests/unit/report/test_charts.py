@@ -221,3 +221,10 @@ def test_a_hundred_classes_are_a_few_paths():
 
 def test_a_class_without_images_has_an_empty_row():
     assert layout_heat_map(HeatMap("m", ["a", "b"], [[0, 0], [1, 3]])).squares[0].y > 0
+
+
+@pytest.mark.parametrize("level, ys, is_at_end", [(1.0, (1.0, 0.8), True), (0.5, (0.1, 0.9), False)])
+def test_the_text_of_a_rule_is_where_neither_lines_nor_the_label_of_the_axis_are(level, ys, is_at_end):
+    line = ChartLine("speed", tuple(enumerate(ys)))
+    found = layout_chart(Chart("Speed", "ranks", "%", (line,), low=0.0, rule=(level, "ideal")))
+    assert found.rule.x == pytest.approx(found.right - 4 if is_at_end else found.left + 4)

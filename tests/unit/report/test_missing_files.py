@@ -29,7 +29,7 @@ NOTES = {
     "bad_images.jsonl": "Reliability",
     "telemetry.node0.jsonl": "The machine was not recorded: the run ended before the first sample",
     "worst/worst.json": "No misclassified image was saved",
-    "profile.json": "with free data",
+    "profile.json": "without data loading",
 }
 DAMAGES = (b"", b"\xff\xfe\x00", b"{", b"[1, 2", b"null", b"7", b'"x"', b"[[[]]]\n{}\n[]\n", b"[" * 9999)
 

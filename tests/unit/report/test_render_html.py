@@ -168,7 +168,7 @@ def test_bars_and_cells_have_the_contrast_that_wcag_requires():
 
 
 def contrast(one, other):
-    """Return the contrast ratio of two colours (WCAG 2.2, relative luminance)."""
+    """Return the contrast ratio of two colors (WCAG 2.2, relative luminance)."""
     low, high = sorted(map(luminance, (one, other)))
     return (high + 0.05) / (low + 0.05)
 

@@ -40,6 +40,11 @@ def test_chips_are_the_overrides_that_were_typed() -> None:
     assert override_chips(run_of(many))[7:] == ["a.b7=7", "3 more"]
 
 
+def test_a_whole_number_of_a_float_field_reads_as_it_is_typed() -> None:
+    changes = [{"field": "train.epochs", "base": 16.0, "value": 8.0, "typed": True}]
+    assert override_chips(run_of(changes)) == ["train.epochs=8"]
+
+
 @pytest.mark.parametrize("changes", [None, 7, "x", [7, None, {}, {"field": 3}], {"field": "a"}])
 def test_records_of_another_form_are_no_error(changes) -> None:
     assert override_chips(run_of(changes)) == [] and not blocks_of(run_of(changes), Table)

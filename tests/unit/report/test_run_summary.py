@@ -42,7 +42,7 @@ def result(**more: object) -> RunResult:
         "time": TimeResult(wall_s=4.0, startup_s=1.0, train_s=2.0, eval_s=0.5, checkpoint_s=0.25, to_target_s=None),
         "stages": {},
         "verdict": {"bottleneck": "compute", "evidence": "forward 25 %", "try": ""},
-        "lr": "0.1 at 128, not scaled, no warm-up",
+        "lr": "0.1 (batch 128, no scaling), no warm-up",
         "weights_sha256": "ab" * 32,
         "provenance": {},
     }

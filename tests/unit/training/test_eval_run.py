@@ -186,7 +186,7 @@ def test_code_that_a_run_names_runs_only_where_that_is_said(tmp_path, monkeypatc
     monkeypatch.delitem(sys.modules, "judged_parts", raising=False)
     named = load(str(run), Patch.parse([f"{part}={path}", *UNUSED])).recipe
     (run / "recipe.yaml").write_text(to_yaml_text(named.to_dict()))
-    with pytest.raises(RecipeError, match=rf"^{run}/recipe.yaml:\d+: {part}: {path} is code.*\(add --own-code"):
+    with pytest.raises(RecipeError, match=rf"^{run}/recipe.yaml:\d+: {part}: {path} is custom code.*\(add --own-code"):
         evaluated(run)
     assert "judged_parts" not in sys.modules
     assert evaluated(run, own_code=True) == 0 and "judged_parts" in sys.modules

@@ -37,7 +37,7 @@ def checker(source: Listed) -> BatchNormChecker:
 
 
 def model(norm: nn.Module | None = None) -> nn.Sequential:
-    """Return what tells dark from bright images by the sign of their normalised mean."""
+    """Return what tells dark from bright images by the sign of their normalized mean."""
     layers = [norm or nn.BatchNorm2d(1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, 2)]
     with torch.no_grad():
         layers[-1].weight.copy_(torch.tensor([[-1.0], [1.0]]))

@@ -1,4 +1,4 @@
-"""Fill a part of each image with the data set's mean color, which is zero after normalization."""
+"""Fill a part of each image with the dataset's mean color, which is zero after normalization."""
 
 from dataclasses import dataclass
 

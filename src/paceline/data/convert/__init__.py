@@ -1,1 +1,1 @@
-"""Convert data sets: into packs and LMDBs, and packs back into folders."""
+"""Convert datasets: into packs and LMDBs, and packs back into folders."""

@@ -1,4 +1,4 @@
-"""Convert a data set into one LMDB."""
+"""Convert a dataset into one LMDB."""
 
 import errno
 import os

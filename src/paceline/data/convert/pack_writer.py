@@ -1,4 +1,4 @@
-"""Convert a data set into a pack with several threads; an interrupted conversion resumes."""
+"""Convert a dataset into a pack with several threads; an interrupted conversion resumes."""
 
 import errno
 import hashlib

@@ -1,4 +1,4 @@
-"""Compare a pack with the data set it was made from, sample by sample."""
+"""Compare a pack with the dataset it was made from, sample by sample."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -53,7 +53,7 @@ def compare_pack(
     """Compare labels, names, order and decoded pixels of all samples; call `progress` with (done, total).
 
     Pixels must be identical, and the native core's too. Resized images must have the right size and similar pixels.
-    Raise `DataError` if the pack was made from another data set.
+    Raise `DataError` if the pack was made from another dataset.
     """
     total = len(packed.train) + len(packed.val)
     for source_split, packed_split in ((source.train, packed.train), (source.val, packed.val)):

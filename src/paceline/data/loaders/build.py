@@ -1,6 +1,6 @@
 """Build loaders that yield batches in exact order: the same batches for any loader and number of workers.
 
-`choose_loader` decides which loader suits a data set.
+`choose_loader` decides which loader suits a dataset.
 """
 
 from collections.abc import Callable, Iterator, Sequence

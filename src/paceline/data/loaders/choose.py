@@ -1,4 +1,4 @@
-"""Choose the loader for a data set: the one that the recipe names, or the fastest that supports it."""
+"""Choose the loader for a dataset: the one that the recipe names, or the fastest that supports it."""
 
 from typing import Final, NamedTuple
 
@@ -14,7 +14,7 @@ from paceline.recipe.schema.augment import RandomResizedCrop
 from paceline.recipe.schema.data import Data
 
 _MAX_WORKERS: Final = 16
-# Largest share of a GPU's free memory that `loader: auto` gives to a data set; the rest is for the model and its
+# Largest share of a GPU's free memory that `loader: auto` gives to a dataset; the rest is for the model and its
 # activations.
 _MAX_GPU_MEMORY_SHARE: Final = 1 / 4
 

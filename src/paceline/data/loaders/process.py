@@ -96,7 +96,7 @@ class ProcessLoader:
     def _build_dataloader(self, first: int, stop: int) -> "DataLoader[Any]":
         return DataLoader(
             _WorkerDataset(self.batch_maker, self.progress),  # type: ignore[arg-type]
-            batch_size=None,  # the data set makes whole batches
+            batch_size=None,  # the dataset makes whole batches
             sampler=range(first, stop),
             num_workers=self._num_workers(first, stop),
             prefetch_factor=BATCHES_PER_WORKER,

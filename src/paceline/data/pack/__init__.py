@@ -1,1 +1,1 @@
-"""Read packs: a data set in one memory-mapped file, or in a folder of shards."""
+"""Read packs: a dataset in one memory-mapped file, or in a folder of shards."""

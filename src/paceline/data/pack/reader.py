@@ -1,4 +1,4 @@
-"""Read a pack as a data set."""
+"""Read a pack as a dataset."""
 
 import zlib
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""Sources of samples: each module builds the training and validation split of one kind of data set. Torch-free."""
+"""Sources of samples: each module builds the training and validation split of one kind of dataset. Torch-free."""

@@ -41,12 +41,12 @@ def load_pack(section: Pack) -> Datasets:
 
 
 def build_datasets(section: SourceSection, *, may_download: bool, skip_bad: bool = False) -> Datasets:
-    """Build both splits of `section`. Raise `DataError` if the data set cannot be loaded.
+    """Build both splits of `section`. Raise `DataError` if the dataset cannot be loaded.
 
     Image files that a listing shows to be unreadable raise `DataError`; with `skip_bad`, only reading them does.
     """
     # With several ranks, one rank per node calls this with `may_download` before the others, so that each node
-    # downloads a data set once.
+    # downloads a dataset once.
     match section:
         case Digits():
             return load_digits()

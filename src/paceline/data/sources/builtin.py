@@ -1,4 +1,4 @@
-"""Data sets that need no files: scikit-learn's digits and synthetic images."""
+"""Datasets that need no files: scikit-learn's digits and synthetic images."""
 
 import numpy as np
 from numpy.typing import NDArray

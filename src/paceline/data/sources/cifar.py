@@ -20,7 +20,7 @@ from paceline.recipe.schema.source import Cifar10, Cifar100
 
 PixelArray = NDArray[np.uint8]
 _ALLOWED_CONTENT = (
-    "a CIFAR file may hold only text, numbers and arrays of uint8 (remove it and fetch the data set again)"
+    "a CIFAR file may hold only text, numbers and arrays of uint8 (remove it and fetch the dataset again)"
 )
 _IMAGE_SIZE = (32, 32)
 _SPLIT_FOLDERS: tuple[tuple[str, Split], ...] = (("train", "train"), ("test", "val"))
@@ -85,7 +85,7 @@ def read_cifar_batch(path: Path, *, labels_key: str, num_classes: int) -> tuple[
     ):
         raise DataError(
             f"{printable(path)}: its '{labels_key}' is not a list of {len(array.pixels)} numbers from 0 to "
-            f"{num_classes - 1}; remove it and fetch the data set again"
+            f"{num_classes - 1}; remove it and fetch the dataset again"
         )
     planes = array.pixels.reshape(-1, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, dtype=np.int64)

@@ -33,7 +33,7 @@ _FILE_PREFIXES: dict[Split, str] = {"train": "train", "val": "t10k"}
 _FILE_SUFFIXES = ("images-idx3-ubyte", "labels-idx1-ubyte")
 _IDX_UINT8 = 0x08
 _MAX_IMAGES = 60_000
-_FIX = "remove it and fetch the data set again"
+_FIX = "remove it and fetch the dataset again"
 
 
 def load_fashion_mnist(section: FashionMnist, *, may_download: bool) -> Datasets:

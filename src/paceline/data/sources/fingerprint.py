@@ -1,4 +1,4 @@
-"""Compute the digest of a data set, and get the labels of a split without reading images. Torch-free."""
+"""Compute the digest of a dataset, and get the labels of a split without reading images. Torch-free."""
 
 import hashlib
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def digest_datasets(datasets: Datasets) -> str:
 
 def digest_split(source: Source) -> bytes:
     """Return the digest of a split, 32 bytes."""
-    # A converted data set has the digest of its source, so that runs on both count as runs on the same data.
+    # A converted dataset has the digest of its source, so that runs on both count as runs on the same data.
     match source:
         case LmdbSource(digest=digest) | PackSource(digest=digest):
             return digest

@@ -122,7 +122,7 @@ def list_entries(
         reason = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{prefix}{printable(folder)} cannot be listed: {reason}; {fix}") from error
     identity = (status.st_dev, status.st_ino)
-    if identity in parents:  # links are followed, as many data sets consist of them, but not for ever
+    if identity in parents:  # links are followed, as many datasets consist of them, but not for ever
         raise DataError(f"{printable(folder)}: links to one of its parent folders; remove the link")
     return identity, visible
 

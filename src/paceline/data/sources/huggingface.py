@@ -1,4 +1,4 @@
-"""Load local data sets through the `datasets` library: parquet, Arrow (`save_to_disk`) and `imagefolder`."""
+"""Load local datasets through the `datasets` library: parquet, Arrow (`save_to_disk`) and `imagefolder`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -108,7 +108,7 @@ def _check_known_labels(labels: list[Any], known: Any, root: str) -> None:
         )
 
 
-# Nothing is downloaded and no data set script runs. The library caches converted files in `HF_HOME`, for parquet a
+# Nothing is downloaded and no dataset script runs. The library caches converted files in `HF_HOME`, for parquet a
 # second copy of the images. Parquet and Arrow files are parsed by pyarrow without further checks.
 @dataclass(frozen=True, eq=False)
 class HuggingFaceSource:
@@ -127,7 +127,7 @@ class HuggingFaceSource:
         stored = self.images[int(index)].column(0)[0].as_py()
         data = stored.get("bytes") if isinstance(stored, dict) else stored
         if not data:
-            raise ImageError(self.name_of(index), "has no bytes", "remove it from the data set")
+            raise ImageError(self.name_of(index), "has no bytes", "remove it from the dataset")
         return data, int(self.labels[index])
 
     def name_of(self, index: int) -> str:
@@ -148,7 +148,7 @@ def load_huggingface(section: HuggingFace) -> Datasets:
     if not is_folder(root):
         raise DataError(
             f"data.source.root: {printable(section.root)} is not a local folder, and nothing is downloaded "
-            f"(download the data set first, for instance with hf download)"
+            f"(download the dataset first, for instance with hf download)"
         )
     splits = _load_splits(root)
     train = _get_split(splits, section.train, "data.source.train", root)

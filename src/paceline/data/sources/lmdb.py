@@ -1,4 +1,4 @@
-"""Load a data set from an LMDB that paceline has written."""
+"""Load a dataset from an LMDB that paceline has written."""
 
 import math
 import re

@@ -85,7 +85,7 @@ class LabelReader:
         if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 10:
             text = int(text)
         if not isinstance(text, int) or isinstance(text, bool) or not 0 <= text < MAX_CLASSES:
-            raise ValueError(f"is labelled {printable(repr(value))[:80]}, which is not a class number")
+            raise ValueError(f"is labeled {printable(repr(value))[:80]}, which is not a class number")
         return text
 
     def _parse_value(self, content: bytes) -> object:

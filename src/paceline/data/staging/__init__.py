@@ -1,1 +1,1 @@
-"""Copy the files of a data set into memory or to a local disk for the time of a run."""
+"""Copy the files of a dataset into memory or to a local disk for the time of a run."""

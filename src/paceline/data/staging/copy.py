@@ -81,7 +81,7 @@ def _copy_file(entry: StagedFile, state: _CopyState) -> None:
     if _is_copy(target, entry):
         state.add_done(entry.num_bytes)
         return
-    # A hidden name cannot collide with a data set's file; a short one cannot exceed the limit for names.
+    # A hidden name cannot collide with a dataset's file; a short one cannot exceed the limit for names.
     temporary = state.folder / f".copying-{threading.get_ident()}"
     try:
         source = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

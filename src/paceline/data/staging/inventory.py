@@ -47,7 +47,7 @@ class StagedFile(NamedTuple):
 
 @dataclass(frozen=True)
 class CopySize:
-    """Number and size of the files of a data set."""
+    """Number and size of the files of a dataset."""
 
     digest: str  # of path, size and modification time of every file, and of the user
     num_files: int
@@ -63,7 +63,7 @@ class CopySize:
 # No image is opened. Sources in memory or behind a URL have nothing to copy.
 @dataclass(frozen=True)
 class FileInventory:
-    """The files of a data set; `title` names it in messages."""
+    """The files of a dataset; `title` names it in messages."""
 
     title: str
     iter_paths: Callable[[], Iterator[tuple[str, str]]]  # (path, path in the copy), always in the same order

@@ -1,4 +1,4 @@
-"""Copy the files of a data set into memory or to a local disk: once per node, complete or not at all.
+"""Copy the files of a dataset into memory or to a local disk: once per node, complete or not at all.
 
 A copy is a folder `paceline-stage-DIGEST`; the digest covers every file's path, size and modification time, so a
 changed source gets a new copy. Files are copied to `paceline-stage-DIGEST.tmp`, which is renamed when it is complete;

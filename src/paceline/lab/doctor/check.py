@@ -14,8 +14,8 @@ from paceline.core.world import World
 from paceline.parallel.environ import is_one_node, world_from_environ
 from paceline.parallel.network_interface import interface_to
 
-FindingState = Literal["ok", "look", "wrong"]
-_STATES_BY_SEVERITY: Final[tuple[FindingState, ...]] = ("ok", "look", "wrong")
+FindingState = Literal["ok", "warning", "error"]
+_STATES_BY_SEVERITY: Final[tuple[FindingState, ...]] = ("ok", "warning", "error")
 T = TypeVar("T")
 ANSWER_TIMEOUT_S: Final = 3.0
 """Default timeout in seconds. An unresponsive name server takes half a minute, and a dead disk forever."""
@@ -29,7 +29,7 @@ Outcome = tuple[FindingState, str, str]
 class DoctorFinding:
     """Result of the check `name`: state, what was found, and advice ("" if ok).
 
-    `ok`: as it should be. `look`: a run works, but slower or less safely than it could. `wrong`: a run would fail.
+    `ok`: as it should be. `warning`: a run works, but slower or less safely than it could. `error`: a run would fail.
     `where` names the rank and host, "" for this machine.
     """
 
@@ -56,21 +56,21 @@ def ok(found: str) -> Outcome:
     return "ok", found, ""
 
 
-def look(found: str, advice: str) -> Outcome:
+def warning(found: str, advice: str) -> Outcome:
     """Return a warning: a run works, but less well."""
-    return "look", found, advice
+    return "warning", found, advice
 
 
-def wrong(found: str, advice: str) -> Outcome:
+def failure(found: str, advice: str) -> Outcome:
     """Return a problem: a run would fail."""
-    return "wrong", found, advice
+    return "error", found, advice
 
 
-def wrong_by(error: PacelineError) -> Outcome:
+def failure_by(error: PacelineError) -> Outcome:
     """Return the problem that a run would fail with `error`."""
     # Every message ends with its fix in parentheses.
     found, _, advice = str(error).rpartition(" (")
-    return wrong(found, advice.removesuffix(")")) if found else wrong(advice, "fix it")
+    return failure(found, advice.removesuffix(")")) if found else failure(advice, "fix it")
 
 
 def find_worst_state(findings: Iterable[DoctorFinding]) -> FindingState:

@@ -23,10 +23,10 @@ from paceline.lab.doctor.check import (
     HostContext,
     Outcome,
     call_with_timeout,
+    failure,
     format_os_error,
-    look,
     ok,
-    wrong,
+    warning,
 )
 from paceline.lab.doctor.network import check_gloo, check_host_name, check_launcher, check_port
 from paceline.measure.bottleneck import LOST_CPU_SHARE
@@ -79,7 +79,7 @@ def check_versions(host: HostContext) -> Outcome:
         except PackageNotFoundError:
             missing.append(name)
     if missing:
-        return wrong(f"{', '.join(found)}; no {', '.join(missing)}", "pip install paceline")
+        return failure(f"{', '.join(found)}; no {', '.join(missing)}", "pip install paceline")
     return ok(", ".join(found))
 
 
@@ -90,7 +90,7 @@ def check_cores(host: HostContext) -> Outcome:
     # A quota of whole cores works as fewer cores; a fraction throttles all threads for a part of each period.
     quota = find_limits(host.root / "proc", host.root / "sys/fs/cgroup").cores
     if quota < usable and (quota < ranks or quota % 1):
-        return look(
+        return warning(
             f"{found}, but only {quota:g} s of CPU time per second{f' for {ranks} ranks' if ranks > 1 else ''}",
             "give the container or job whole cores, at least one per rank (docker --cpuset-cpus, an integer "
             f"Kubernetes limit); paceline uses {max(1, int(quota))}, and more would be throttled",
@@ -99,14 +99,14 @@ def check_cores(host: HostContext) -> Outcome:
     requested = host.get_env_int("SLURM_CPUS_PER_TASK", 0)
     if usable < requested and host.world.launcher == "slurm":
         advice = "start with srun --cpus-per-task=$SLURM_CPUS_PER_TASK, which srun no longer takes from the job"
-        return look(f"{found}, but {requested} per task were requested from Slurm", advice)
+        return warning(f"{found}, but {requested} per task were requested from Slurm", advice)
     # Ranks bound to cores have different ones each, so look at the launcher's affinity, too.
     together = max(usable, host.world.allocated_cpus)
     if host.world.launcher in ("local", "torchrun"):
         with contextlib.suppress(ProcessLookupError):  # the parent has exited
             together = max(together, len(os.sched_getaffinity(os.getppid())))
     if ranks > together:
-        return look(f"{found}, for {count(ranks, 'rank')}", f"start {together} per node, or request more")
+        return warning(f"{found}, for {count(ranks, 'rank')}", f"start {together} per node, or request more")
     return ok(found)
 
 
@@ -126,7 +126,9 @@ def check_load(host: HostContext) -> Outcome:
     found += f", load average {load_average:.2f}"
     if busy_share < LOST_CPU_SHARE:
         return ok(found)
-    return look(found, "stop them, or move off a shared virtual machine, before measuring: a run would share the cores")
+    return warning(
+        found, "stop them, or move off a shared virtual machine, before measuring: a run would share the cores"
+    )
 
 
 def _read_own_cpu_s(host: HostContext) -> float:
@@ -144,7 +146,7 @@ def check_gpus(host: HostContext) -> Outcome:
         given = host.get_env_int("SLURM_GPUS_ON_NODE", 0)
         if given:
             advice = "start with srun --gpus-per-node=N or --gpus-per-task=1"
-            return look(f"none, but Slurm allocated {given} on this node", advice)
+            return warning(f"none, but Slurm allocated {given} on this node", advice)
         named = f" of {hidden} (CUDA_VISIBLE_DEVICES={host.environ.get('CUDA_VISIBLE_DEVICES')!r})" if hidden else ""
         return ok(f"none{named}: runs train on the CPU")
     torch = host.import_module("torch")
@@ -156,10 +158,10 @@ def check_gpus(host: HostContext) -> Outcome:
     found = ", ".join(parts)
     if seen < present:
         why = "is built for the driver's CUDA, or renew the driver" if cuda else "is built for GPUs"
-        return wrong(f"{found}, torch sees {seen}", f"install a torch that {why} (https://pytorch.org/get-started)")
+        return failure(f"{found}, torch sees {seen}", f"install a torch that {why} (https://pytorch.org/get-started)")
     if ranks > present and not has_own_gpu(host.world, present):
         advice = f"start {present} per node, or request more (with Slurm --gpus-per-node={ranks} or --gpus-per-task=1)"
-        return wrong(f"{found}, for {count(ranks, 'rank')}", advice)
+        return failure(f"{found}, for {count(ranks, 'rank')}", advice)
     return ok(found)
 
 
@@ -170,7 +172,7 @@ def check_nccl(host: HostContext) -> Outcome | None:
     torch = host.import_module("torch")
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
         advice = "install a torch for CUDA (https://pytorch.org/get-started), or set parallel.backend=gloo, far slower"
-        return wrong("none in this torch", advice)
+        return failure("none in this torch", advice)
     return ok(".".join(str(part) for part in torch.cuda.nccl.version()))
 
 
@@ -189,10 +191,10 @@ def check_gpu_health(host: HostContext) -> Outcome | None:
         faults = [fault for number in numbers for fault in _iter_gpu_faults(nvml, number)]
         nvml.nvmlShutdown()
     except nvml.NVMLError as error:
-        return look(f"unknown: NVML: {error}", "run nvidia-smi for details")
+        return warning(f"unknown: NVML: {error}", "run nvidia-smi for details")
     if not faults:
         return ok(f"no problems with {count(len(numbers), 'GPU')}")
-    return look("; ".join(found for found, _ in faults), "; ".join(dict.fromkeys(advice for _, advice in faults)))
+    return warning("; ".join(found for found, _ in faults), "; ".join(dict.fromkeys(advice for _, advice in faults)))
 
 
 def _count_gpus(host: HostContext) -> int:
@@ -228,7 +230,7 @@ def check_native_core(host: HostContext) -> Outcome:
     core = load_native()
     if core is None:
         lost, _, advice = NATIVE_MISSING_MESSAGE.rpartition(" (")
-        return look(lost, advice.removesuffix(")"))
+        return warning(lost, advice.removesuffix(")"))
     return ok(f"built, uses {core.isa()}")
 
 
@@ -244,7 +246,7 @@ def check_memory(host: HostContext) -> Outcome:
         available = min(available, total)
     found = f"{size(available)} free of {size(total)}{scope}"
     if available < _LOW_MEMORY_BYTES:
-        return look(found, "stop other programs, request more, or lower data.workers")
+        return warning(found, "stop other programs, request more, or lower data.workers")
     return ok(found)
 
 
@@ -254,7 +256,7 @@ def check_shared_memory(host: HostContext) -> Outcome:
     try:
         free = shutil.disk_usage(folder).free
     except OSError:
-        return wrong(f"no {folder}", "mount a tmpfs there, or set data.workers=0")
+        return failure(f"no {folder}", "mount a tmpfs there, or set data.workers=0")
     ranks = host.world.local_world_size
     workers = min(_MAX_WORKERS, max(1, _count_rank_cores(host) - 1))
     # Batches of workers travel through shared memory, as do those in preparation.
@@ -264,10 +266,10 @@ def check_shared_memory(host: HostContext) -> Outcome:
     if free < least:
         per_rank = f" of each of {ranks} ranks" if ranks > 1 else ""
         needed = f"one worker{per_rank} with batches of 64 images needs {size(least)}"
-        return wrong(f"{found}; {needed}", f"{advice}, or set data.workers=0")
+        return failure(f"{found}; {needed}", f"{advice}, or set data.workers=0")
     if free < max(usual, _LOW_SHM_BYTES):
         needed = f"{count(workers, 'worker')} per rank with batches of 64 images need {size(usual)}"
-        return look(f"{found}; {needed}", f"{advice}, or set data.workers lower")
+        return warning(f"{found}; {needed}", f"{advice}, or set data.workers lower")
     return ok(found)
 
 
@@ -281,9 +283,9 @@ def check_open_files(host: HostContext) -> Outcome:
     found = f"{soft_text} (at most {hard_text})"
     if hard < needed:
         advice = f"raise it (ulimit -n {needed}; docker --ulimit nofile={needed}), or set data.workers=0"
-        return wrong(f"{found}; a rank may need {needed:,}", advice)
+        return failure(f"{found}; a rank may need {needed:,}", advice)
     if soft < needed:
-        return look(f"{found}; a rank may need {needed:,}", f"ulimit -n {needed}")
+        return warning(f"{found}; a rank may need {needed:,}", f"ulimit -n {needed}")
     return ok(found)
 
 
@@ -302,10 +304,10 @@ def check_disk(host: HostContext) -> Outcome:
         total, free = call_with_timeout(lambda: _probe_folder(host), _DISK_TIMEOUT_S)
     except OSError as error:
         found = f"{folder} cannot be written to: {format_os_error(error)}"
-        return wrong(found, "make it writable, or name another folder with --run-dir")
+        return failure(found, "make it writable, or name another folder with --run-dir")
     found = f"{size(free)} free at {folder}"
     if total > 0 and free < _LOW_DISK_BYTES:  # some network file systems report 0 of 0
-        return look(found, "free some, or name another folder with --run-dir")
+        return warning(found, "free some, or name another folder with --run-dir")
     return ok(found)
 
 

@@ -11,11 +11,11 @@ from paceline.lab.doctor.check import (
     HostContext,
     Outcome,
     call_with_timeout,
+    failure,
+    failure_by,
     format_os_error,
-    look,
     ok,
-    wrong,
-    wrong_by,
+    warning,
 )
 from paceline.parallel.environ import world_from_environ
 from paceline.parallel.network_interface import (
@@ -43,7 +43,7 @@ def check_host_name(host: HostContext) -> Outcome:
     found = f"{name} has no address of this machine"
     advice = f"add `<address> {name}` to /etc/hosts, correct it in the DNS, or set {GLOO_VARIABLE}"
     is_needed = host.spans_nodes and not host.chosen_interface and not host.environ.get(GLOO_VARIABLE)
-    return wrong(found, advice) if is_needed else look(found, advice)
+    return failure(found, advice) if is_needed else warning(found, advice)
 
 
 def check_gloo(host: HostContext) -> Outcome:
@@ -56,7 +56,7 @@ def check_gloo(host: HostContext) -> Outcome:
     missing = [name for name in configured.split(",") if name and name not in names]
     if missing:
         advice = f"set {GLOO_VARIABLE} to one of {', '.join(sorted(names))}, or unset it"
-        return wrong(f"{GLOO_VARIABLE}={configured}, but there is no {missing[0]}", advice)
+        return failure(f"{GLOO_VARIABLE}={configured}, but there is no {missing[0]}", advice)
     if not configured and not host.spans_nodes:
         return ok("uses the loopback: all ranks are on this machine")
     name, address = find_gloo_interface({**host.environ, GLOO_VARIABLE: configured or host.chosen_interface})
@@ -68,7 +68,7 @@ def check_gloo(host: HostContext) -> Outcome:
         outward = outward_interfaces(addresses)
         route = address_to(host.world.master_addr)
         usable = [name for name, address in outward.items() if address == route] or [*outward, "NAME"]
-        return wrong(f"{found}, which no other node can reach", f"set {GLOO_VARIABLE}={usable[0]} on every node")
+        return failure(f"{found}, which no other node can reach", f"set {GLOO_VARIABLE}={usable[0]} on every node")
     return ok(found)
 
 
@@ -98,15 +98,15 @@ def check_launcher(host: HostContext) -> Outcome:
     try:
         world = world_from_environ(host.environ)
     except WorldError as error:
-        return wrong_by(error)
+        return failure_by(error)
     if world.launcher != "single":
         return ok(f"{world.launcher}: rank {world.rank} of {world.world_size} ({found})")
     mpi = next((name for name in _MPI_VARIABLES if host.get_env_int(name, 1) > 1), "")
     if mpi and "SLURM_JOB_ID" not in host.environ:
         what = f"{mpi}={host.environ[mpi]}: each process would train alone"
-        return wrong(what, "start with torchrun or srun rather than mpirun")
+        return failure(what, "start with torchrun or srun rather than mpirun")
     if "SLURM_JOB_ID" in host.environ and "SLURM_STEP_ID" not in host.environ:
-        return look(found, "start with srun: a batch script gets its signal too late to save a checkpoint")
+        return warning(found, "start with srun: a batch script gets its signal too late to save a checkpoint")
     return ok(found or "none: set --ranks for several processes")
 
 
@@ -123,7 +123,7 @@ def check_port(host: HostContext) -> Outcome | None:
     except OSError as error:
         owner = _find_port_owner(host, port)
         found = f"{port} is in use by {owner}" if owner else f"{port} cannot be used: {format_os_error(error)}"
-        return wrong(found, "stop that program, or set MASTER_PORT to a free port, the same on all ranks")
+        return failure(found, "stop that program, or set MASTER_PORT to a free port, the same on all ranks")
     return ok(f"{port} is free")
 
 

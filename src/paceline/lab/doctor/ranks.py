@@ -19,7 +19,7 @@ from paceline.core.process import PROC, read_text_or_empty
 from paceline.core.source_digest import code_version
 from paceline.core.units import Duration, count, join_few, number, seconds
 from paceline.core.world import World
-from paceline.lab.doctor.check import DoctorFinding, find_worst_state, look, ok, wrong_by
+from paceline.lab.doctor.check import DoctorFinding, failure_by, find_worst_state, ok, warning
 from paceline.lab.doctor.network import find_gloo_interface
 from paceline.lab.link_timing import measure_all_reduces
 from paceline.lab.predict.network import GIGA, AllReduceMeasurement
@@ -105,7 +105,7 @@ def check_ranks(
     except (WorldError, PeerLostError) as error:
         if not world.is_main:
             raise
-        if not any((each.name, each.state) == ("ranks", "wrong") for each in findings):
+        if not any((each.name, each.state) == ("ranks", "error") for each in findings):
             findings += _build_rendezvous_failure(error, own, world)
     return tuple(findings) if world.is_main else None
 
@@ -128,7 +128,7 @@ def _iter_findings(
     offsets_s = _exchange_clocks(rank_store, store, ranks)
     found = [*compare_ranks(ranks, world.world_size), *compare_clocks(offsets_s, ranks)] if world.is_main else []
     yield from found
-    has_problem = find_worst_state((*own, *found)) == "wrong"
+    has_problem = find_worst_state((*own, *found)) == "error"
     if rank_store.broadcast("goes on", "" if has_problem else "yes") and device is not None:
         yield from _time_links(rank_store, store, ranks, section, device)
     if world.is_main and len(ranks) < world.world_size:
@@ -187,7 +187,7 @@ def compare_ranks(ranks: Sequence[RankFacts], world_size: int) -> list[DoctorFin
     if silent:
         shown = ", ".join(map(str, silent[:8])) + (", ..." if len(silent) > 8 else "")
         who = f"{'rank' if len(silent) == 1 else 'ranks'} {shown}"
-        summary = ("wrong", f"{count(world_size, 'rank')} joined; {who} died or hung since", _OUTPUT_ADVICE)
+        summary = ("error", f"{count(world_size, 'rank')} joined; {who} died or hung since", _OUTPUT_ADVICE)
     return [
         DoctorFinding("ranks", *summary),
         *_compare_versions(ranks),
@@ -202,20 +202,20 @@ def _compare_versions(ranks: Sequence[RankFacts]) -> Iterator[DoctorFinding]:
         having = [rank for rank in ranks if name in rank.versions]
         by_version = _group_by(having, lambda each, name=name: each.versions[name])  # type: ignore[misc]
         if len(by_version) > 1:
-            state, advice = "wrong" if name in _MUST_AGREE else "look", f"install the same {name} for all ranks"
+            state, advice = "error" if name in _MUST_AGREE else "warning", f"install the same {name} for all ranks"
             yield DoctorFinding(f"versions of {name}", state, _describe_groups(by_version), advice)  # type: ignore[arg-type]
 
 
 def _compare_devices(ranks: Sequence[RankFacts]) -> Iterator[DoctorFinding]:
     # The device of a rank is not reported again if its own findings already have a problem.
-    sound = [rank for rank in ranks if find_worst_state(rank.own) != "wrong"]
+    sound = [rank for rank in ranks if find_worst_state(rank.own) != "error"]
     refused = _group_by((rank for rank in sound if rank.refusal), lambda each: each.refusal)
     for refusal, owners in refused.items():
-        yield DoctorFinding("device", *wrong_by(WorldError(refusal)), format_ranks(owners))
+        yield DoctorFinding("device", *failure_by(WorldError(refusal)), format_ranks(owners))
     kinds = _group_by(sound, lambda each: each.device)
     if len(kinds) > 1 and not refused:
         found = f"not all ranks use the same kind of device: {_describe_groups(kinds)}"
-        yield DoctorFinding("device", "wrong", found, "set parallel.device")
+        yield DoctorFinding("device", "error", found, "set parallel.device")
 
 
 def collect_other_findings(ranks: Sequence[RankFacts]) -> list[DoctorFinding]:
@@ -245,7 +245,7 @@ def compare_clocks(offsets_s: Mapping[int, float], ranks: Sequence[RankFacts]) -
     if not far:
         return [DoctorFinding("clocks", "ok", f"at most {seconds(max(map(abs, offsets_s.values())))} apart")]
     advice = "set them by NTP (chronyc tracking, timedatectl): timestamps in logs and attempts, and heartbeat ages"
-    return [DoctorFinding("clocks", "look", join_few(far, "; "), f"{advice}, would be wrong")]
+    return [DoctorFinding("clocks", "warning", join_few(far, "; "), f"{advice}, would be wrong")]
 
 
 def format_ranks(ranks: Sequence[RankFacts]) -> str:
@@ -310,10 +310,10 @@ def rate_all_reduce(measured: AllReduceMeasurement, ranks: Sequence[RankFacts]) 
             f"check the link (ethtool {names[0] if names else 'INTERFACE'}), select a faster one by {variable}, or "
         )
         advice += "send less: parallel.compression=bf16, or a larger data.batch_size"
-        return DoctorFinding("all-reduce", *look(found, advice))
+        return DoctorFinding("all-reduce", *warning(found, advice))
     if hop_s > _MAX_HOP_S:
         advice = "use hosts of one network: each step waits for two hops per rank"
-        return DoctorFinding("all-reduce", *look(found, advice))
+        return DoctorFinding("all-reduce", *warning(found, advice))
     return DoctorFinding("all-reduce", *ok(found))
 
 
@@ -338,7 +338,7 @@ def _build_all_reduce_failure(store: Store, ranks: Sequence[RankFacts], join_s: 
         f"between them by GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME (now {names})"
     )
     found = f"fails within {seconds(join_s)}: {'; '.join(errors[:2] + silent[:2])}"
-    return DoctorFinding("all-reduce", "wrong", found, advice)
+    return DoctorFinding("all-reduce", "error", found, advice)
 
 
 def _format_first_line(error: Exception) -> str:
@@ -350,8 +350,8 @@ def _build_rendezvous_failure(
     error: PacelineError, own: Sequence[DoctorFinding], world: World
 ) -> tuple[DoctorFinding, ...]:
     # A port in use has been reported already, as the cause.
-    if any(each.state == "wrong" and str(world.master_port) in each.found for each in own):
+    if any(each.state == "error" and str(world.master_port) in each.found for each in own):
         return ()
     if isinstance(error, PeerLostError):
-        return (DoctorFinding("ranks", "wrong", str(error), _OUTPUT_ADVICE),)
-    return (DoctorFinding("ranks", *wrong_by(error)),)
+        return (DoctorFinding("ranks", "error", str(error), _OUTPUT_ADVICE),)
+    return (DoctorFinding("ranks", *failure_by(error)),)

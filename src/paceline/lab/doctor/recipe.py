@@ -8,7 +8,7 @@ from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.units import count
 from paceline.core.world import World
-from paceline.lab.doctor.check import DoctorFinding, ok, wrong_by
+from paceline.lab.doctor.check import DoctorFinding, failure_by, ok
 from paceline.parallel.device import choose_device
 from paceline.recipe.schema import Recipe
 from paceline.training.context import RunContext
@@ -26,8 +26,8 @@ def check_recipe(recipe: Recipe, world: World, data: Callable[[], Datasets]) -> 
             parts = RunContext.derive(recipe, world, device, datasets, stack)
             parts.check_worker_limits()
     except DataError as error:  # only a warning, as training may download missing data
-        return replace(DoctorFinding("recipe", *wrong_by(error)), state="look")
+        return replace(DoctorFinding("recipe", *failure_by(error)), state="warning")
     except PacelineError as error:
-        return DoctorFinding("recipe", *wrong_by(error))
+        return DoctorFinding("recipe", *failure_by(error))
     loader_text = f"batches by {parts.loader_choice.loader}, {count(parts.loader_choice.workers, 'worker')} per rank"
     return DoctorFinding("recipe", *ok(f"has room for {count(world.world_size, 'rank')}; {loader_text}"))

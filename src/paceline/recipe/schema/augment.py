@@ -35,7 +35,7 @@ class Flip(Section):
     p: float = Field(0.5, gt=0, le=1)
     """Probability."""
     mode: Literal["random", "alternating"] = "random"
-    """`random` draws anew in every epoch. `alternating` mirrors half of the images in one epoch and the other half in
+    """`random` draws again each epoch. `alternating` mirrors half of the images in one epoch and the other half in
     the next, so that two epochs show every image both ways (Jordan 2024, arXiv 2404.00498, section 3.6)."""
 
     @model_validator(mode="after")
@@ -56,7 +56,7 @@ class Rotate(Section):
 
 
 class Affine(Section):
-    """Shear along x and zoom, about the centre."""
+    """Shear along x and zoom, about the center."""
 
     name: Literal["affine"] = "affine"
     shear_degrees: float = Field(0.0, ge=0, lt=90)
@@ -84,7 +84,7 @@ class ColorJitter(Section):
     saturation: float = Field(0.4, ge=0, le=1)
     """Factor drawn from [1 - s, 1 + s]."""
     hue: float = Field(0.0, ge=0, le=0.5)
-    """Shift drawn from [-hue, hue], in turns of the colour wheel."""
+    """Shift drawn from [-hue, hue], in turns of the color wheel."""
 
     @model_validator(mode="after")
     def _check_effect(self) -> Self:
@@ -98,7 +98,7 @@ class RandomResizedCrop(Section):
 
     name: Literal["random_resized_crop"] = "random_resized_crop"
     scale: Shares = (0.08, 1.0)
-    """Smallest and largest share of the image's area."""
+    """Smallest and largest fraction of the image's area."""
     ratio: Range = (0.75, 4 / 3)
     """Smallest and largest width : height."""
 
@@ -132,7 +132,7 @@ class RandomErasing(Section):
     p: float = Field(0.25, gt=0, le=1)
     """Probability."""
     scale: Shares = (0.02, 1 / 3)
-    """Smallest and largest share of the image's area."""
+    """Smallest and largest fraction of the image's area."""
     ratio: Range = (0.3, 10 / 3)
     """Smallest and largest width : height."""
 
@@ -155,28 +155,28 @@ class Cutout(Section):
 
 
 class MixUp(Section):
-    """Blend each image and its label with its neighbour's in the batch (Zhang et al. 2018, arXiv 1710.09412)."""
+    """Blend each image and its label with its neighbor's in the batch (Zhang et al. 2018, arXiv 1710.09412)."""
 
     name: Literal["mixup"] = "mixup"
     alpha: float = Field(0.2, gt=0)
-    """The share is drawn from Beta(alpha, alpha)."""
+    """The fraction of each image in the blend is drawn from Beta(alpha, alpha)."""
 
 
 class CutMix(Section):
-    """Paste a box of each image's neighbour in the batch into it, and mix the labels by area (Yun et al. 2019, arXiv
+    """Paste a box of each image's neighbor in the batch into it, and mix the labels by area (Yun et al. 2019, arXiv
     1905.04899).
 
-    In addition to mixup, each pair of neighbours gets one of the two, with equal probability.
+    If mixup is also listed, each pair of neighbors gets either mixup or cutmix, with equal probability.
     """
 
     name: Literal["cutmix"] = "cutmix"
     alpha: float = Field(1.0, gt=0)
-    """The share of the area is drawn from Beta(alpha, alpha)."""
+    """The fraction of the area is drawn from Beta(alpha, alpha)."""
 
 
 class OwnAugment(PluginSection):
-    """Your own augmentation: `NAME(**args)` returns a callable that takes uint8 images and their draws ([the
-    contract](../how-to/extend.md#custom-augmentations))."""
+    """Your own augmentation: `MyAugment(**args)` returns a callable that takes uint8 images and their draws ([the
+    interface](../how-to/extend.md#custom-augmentations))."""
 
 
 AugmentSection = Annotated[

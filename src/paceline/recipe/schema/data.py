@@ -27,19 +27,19 @@ class Data(Section):
     """Data, batches and augmentation."""
 
     source: SourceSection = Digits()
-    """The data set."""
+    """The dataset."""
     batch_size: PositiveInt | Auto = 128
     """Images per optimizer step, over all ranks and micro-batches; `auto` follows from `rank_batch_size`."""
     rank_batch_size: PositiveInt | Auto = "auto"
     """Images per optimizer step on each rank, over its micro-batches: `batch_size` is then this times the number of
     ranks, and is what the run directory records and a resumed run uses. `auto` divides `batch_size` over the ranks."""
     eval_batch_size: PositiveInt | Auto = "auto"
-    """Images per rank and batch in evaluation; `auto` is twice a rank's micro-batch."""
+    """Batch size on each rank in evaluation; `auto` is twice a rank's micro-batch."""
     order: Literal["random", "stored"] = "random"
     """Order of training images: `random` is a new random order in every epoch, and `stored` is the order of the source,
     to measure what random reads cost. A folder stores one class after the other, which trains badly."""
     image_size: PositiveInt | Auto = "auto"
-    """Height and width of the model's input; `auto` is the size of the data set's images, or 224 if sizes differ."""
+    """Height and width of the model's input; `auto` is the size of the dataset's images, or 224 if sizes differ."""
     eval_image_size: PositiveInt | Auto = "auto"
     """Height and width in evaluation; `auto` is `image_size`."""
     progressive: Progressive | Off = "off"
@@ -50,26 +50,26 @@ class Data(Section):
     """Where to augment; `auto` is the GPU if there is one. Images of different sizes are resized on the host, and so is
     everything up to color_jitter, rand_augment or trivial_augment in the list."""
     eval_resize: Literal["crop", "stretch"] = "crop"
-    """Evaluation of images of different sizes: `crop` scales the short side and crops the centre, `stretch` scales the
+    """Evaluation of images of different sizes: `crop` scales the short side and crops the center, `stretch` scales the
     whole image."""
     eval_crop: float = Field(0.875, gt=0, le=1)
-    """Side of the centre crop, as a share of the scaled image's short side."""
+    """Side of the center crop, as a fraction of the scaled image's short side."""
     eval_views: Literal[1, 2, 6] = 1
     """Test-time augmentation, which should be reported with any accuracy: 2 averages the logits of each image and its
     mirror image, and 6 adds both shifted by one pixel in two directions."""
     mean: tuple[float, ...] | Auto = "auto"
-    """Mean per channel, of pixels in [0, 1]; `auto` is the data set's."""
+    """Mean per channel, of pixels in [0, 1]; `auto` is the dataset's."""
     std: tuple[PositiveFloat, ...] | Auto = "auto"
-    """Standard deviation per channel, of pixels in [0, 1]; `auto` is the data set's."""
+    """Standard deviation per channel, of pixels in [0, 1]; `auto` is the dataset's."""
     loader: Auto | Literal["device", "nvjpeg", "native", "threads", "processes"] = "auto"
-    """How batches are made. `device` keeps the whole data set on the device. `native` threads decode packs without
+    """How batches are made. `device` keeps the whole dataset on the device. `native` threads decode packs without
     Python. Python `threads` or `processes` read and decode anything. `nvjpeg` reads with threads and decodes on the
     GPU. `auto` is the fastest that works, except `nvjpeg`. All give the same samples, labels and augmentation; pixels
     of `native` and `nvjpeg` differ by rounding."""
     workers: NonNegativeInt | Auto = "auto"
     """Worker processes or threads per rank; 0 makes batches in the rank itself."""
     stage: Off | str = "off"
-    """Folder in memory or on a local disk, such as /dev/shm, to which the data set is copied before training, once per
+    """Folder in memory or on a local disk, such as /dev/shm, to which the dataset is copied before training, once per
     node, and from which it is removed afterwards."""
     worker_timeout: TimeDuration = "5min"
     """How long a rank waits for a batch from a worker before the run fails. Keep it below `parallel.timeout`, which

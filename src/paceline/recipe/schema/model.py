@@ -17,12 +17,12 @@ class Model(Section):
     name: str = "resnet18_cifar"
     """A built-in model (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
     `speednet94`, `speednet95`, `speednet96`), `torchvision:NAME`, `timm:NAME`, or the import path of [your
-    own](../how-to/extend.md#custom-models), `package.module:Name`. `empty`, a linear layer on the mean colour,
+    own](../how-to/extend.md#custom-models), `package.module:Name`. `empty`, a linear layer on the mean color,
     measures what a run costs without a model."""
     args: Args = Field({})
     """Keyword arguments of your own model, in addition to `num_classes` and `in_channels`."""
     norm: Literal["batch", "sync_batch", "group", "none"] = "batch"
-    """Normalisation layers of built-in models. `sync_batch` computes BatchNorm statistics over all ranks, in any
+    """Normalization layers of built-in models. `sync_batch` computes BatchNorm statistics over all ranks, in any
     model."""
     width: float = Field(1.0, gt=0)
     """Multiplier for the channels of built-in models."""
@@ -31,7 +31,7 @@ class Model(Section):
     (benchmarks/memory_format.py). On a CPU it is contiguous for a model with a strided 1x1 convolution of fewer than 16
     channels, whose gradient in channels_last corrupts memory (a bug of torch's oneDNN: benchmarks/channels_last.py)."""
     zero_init_residual: bool = False
-    """Initialise the scale of the last normalisation of every residual branch to zero (Goyal et al. 2017)."""
+    """Initialize the scale of the last normalization of every residual branch to zero (Goyal et al. 2017)."""
     drop_path: float = Field(0.0, ge=0, lt=1)
     """Probability of dropping the last residual branch in a step (stochastic depth); for earlier branches it is smaller
     in proportion to depth."""

@@ -22,9 +22,9 @@ class _Optimizer(Section):
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay; its form depends on the optimizer."""
     decay_norm_and_bias: bool = True
-    """Apply weight decay to biases and normalisation parameters too."""
+    """Apply weight decay to biases and normalization parameters too."""
     norm_and_bias_lr: float = Field(1.0, gt=0)
-    """Learning rate of biases and normalisation parameters, relative to that of all others."""
+    """Learning rate of biases and normalization parameters, relative to that of all others."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | Off = "off"
     """Learning rate of each layer, relative to that of the next; the classifier has the full rate. For fine-tuning
     (Clark et al. 2020, arXiv 2003.10555; Bao et al. 2021, arXiv 2106.08254). timm's models define their layers; in
@@ -62,7 +62,7 @@ class Sgd(_TorchOptimizer):
 
     name: Literal["sgd"] = "sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Share of the last update to keep."""
+    """Momentum factor."""
     nesterov: bool = False
     """Use Nesterov momentum."""
     weight_decay: float = Field(5e-4, ge=0)
@@ -107,7 +107,7 @@ class RmsProp(_Optimizer):
     alpha: float = Field(0.99, ge=0, lt=1)
     """Decay of the running square of the gradient."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """Share of the last update to keep."""
+    """Momentum factor."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator."""
     centered: bool = False
@@ -121,7 +121,7 @@ class NovoGrad(_Optimizer):
     lr: float = Field(0.01, gt=0)
     """Peak learning rate at `base_batch_size`."""
     weight_decay: float = Field(0.001, ge=0)
-    """Decay added to the normalised gradient, and so independent of the gradient's size."""
+    """Decay added to the normalized gradient, and so independent of the gradient's size."""
     betas: Betas = (0.95, 0.98)
     """Decay of the running mean, and of the running square of each layer's gradient norm."""
     eps: float = Field(1e-8, gt=0)
@@ -145,7 +145,7 @@ class Lars(_Optimizer):
     weight_decay: float = Field(5e-5, ge=0)
     """L2 penalty added to the gradient, and to the gradient norm in the trust ratio."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Share of the last update to keep."""
+    """Momentum factor."""
     nesterov: bool = False
     """Use Nesterov momentum."""
     trust: float = Field(0.001, gt=0)
@@ -174,7 +174,7 @@ class Lamb(_Optimizer):
 
 
 class Muon(_Optimizer):
-    """Muon: orthogonalised momentum (Jordan et al. 2024) for filters, flattened to matrices, and for inner matrices;
+    """Muon: orthogonalized momentum (Jordan et al. 2024) for filters, flattened to matrices, and for inner matrices;
     SGD for the rest."""
 
     name: Literal["muon"] = "muon"
@@ -183,15 +183,15 @@ class Muon(_Optimizer):
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled decay of the weights, multiplied by their learning rate."""
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Share of the last update to keep."""
+    """Momentum factor."""
     nesterov: bool = True
     """Use Nesterov momentum."""
     newton_schulz_steps: int = Field(5, ge=1)
     """Newton-Schulz iterations."""
     rescale: bool = False
-    """Scale each filter bank to norm sqrt(filters) before each step, so that only its direction is learnt."""
+    """Scale each filter bank to norm sqrt(filters) before each step, so that only its direction is learned."""
     sgd_lr: float = Field(0.05, gt=0)
-    """Peak learning rate of the parameters trained by SGD: biases, normalisation parameters and the classifier."""
+    """Peak learning rate of the parameters trained by SGD: biases, normalization parameters and the classifier."""
     classifier_lr: float = Field(1.0, gt=0)
     """Learning rate of the classifier's weights, relative to `sgd_lr`."""
     sgd_momentum: float = Field(0.9, ge=0, lt=1)
@@ -213,12 +213,12 @@ class ScheduleFree(_Optimizer):
     weight_decay: float = Field(5e-4, ge=0)
     """L2 penalty at the point where gradients are computed."""
     momentum: float = Field(0.9, gt=0, lt=1)
-    """Share of the average in the point where gradients are computed."""
+    """Interpolation factor (beta): gradients are computed at beta * average + (1 - beta) * current weights."""
 
 
 class OwnOptim(_Optimizer):
-    """Your own optimizer: `NAME(groups, lr=..., **args)` returns a `torch.optim.Optimizer`. Each group has its own `lr`
-    and `weight_decay` ([the contract](../how-to/extend.md#custom-optimizers))."""
+    """Your own optimizer: `MyOptimizer(groups, lr=..., **args)` returns a `torch.optim.Optimizer`. Each group has its
+    own `lr` and `weight_decay` ([the interface](../how-to/extend.md#custom-optimizers))."""
 
     name: ImportPath
     """Module and name of the class or function, such as `mypkg.optim:MyOptimizer`, or `torch.optim:Adagrad`."""
@@ -245,7 +245,7 @@ class _WarmedUp(Section):
     warmup: TrainingDuration = "0st"
     """Length of the warm-up, the rise from `warmup_start` to the peak."""
     warmup_start: float = Field(0.0, ge=0, le=1)
-    """Learning rate at the start of the warm-up, as a share of the peak."""
+    """Learning rate at the start of the warm-up, as a fraction of the peak."""
     warmup_shape: Literal["linear", "exponential", "constant"] = "linear"
     """Rise linearly, by a constant factor per step, or stay at `warmup_start` and jump (Goyal et al. 2017)."""
     warmup_by: Literal["step", "epoch"] = "step"
@@ -287,7 +287,7 @@ class Cosine(_WarmedUp):
 
     name: Literal["cosine"] = "cosine"
     final: float = Field(0.0, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate at the end, as a fraction of the peak."""
 
 
 class Linear(_WarmedUp):
@@ -295,7 +295,7 @@ class Linear(_WarmedUp):
 
     name: Literal["linear"] = "linear"
     final: float = Field(0.0, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate at the end, as a fraction of the peak."""
 
 
 class Polynomial(_WarmedUp):
@@ -305,7 +305,7 @@ class Polynomial(_WarmedUp):
     power: float = Field(2.0, gt=0)
     """Exponent; 1 is linear."""
     final: float = Field(0.0, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate at the end, as a fraction of the peak."""
 
 
 class Step(_WarmedUp):
@@ -325,9 +325,9 @@ class OneCycle(Section):
     peak_at: TrainingDuration = "30%"
     """When the peak is reached."""
     start: float = Field(0.04, ge=0, le=1)
-    """Learning rate at the start, as a share of the peak."""
+    """Learning rate at the start, as a fraction of the peak."""
     final: float = Field(4e-6, ge=0, le=1)
-    """Learning rate at the end, as a share of the peak."""
+    """Learning rate at the end, as a fraction of the peak."""
 
 
 class Plateau(_WarmedUp):

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, field_validator
 
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
-from paceline.recipe.schema.base import Auto, ByName, Off, PluginSection, Section
+from paceline.recipe.schema.base import Auto, ByName, ImportPath, Off, PluginSection, Section
 
 
 class Digits(Section):
-    """scikit-learn's 1,797 handwritten digits, 8x8 grey; a fifth of each class is held out."""
+    """scikit-learn's 1,797 handwritten digits, 8x8 gray; a fifth of each class is held out."""
 
     name: Literal["digits"] = "digits"
 
@@ -27,37 +27,37 @@ class Synthetic(Section):
     image_size: int = Field(32, ge=1)
     """Height and width in pixels."""
     channels: Literal[1, 3] = 3
-    """Colour channels."""
+    """Color channels."""
 
 
 class Cifar10(Section):
-    """CIFAR-10: 50,000 + 10,000 colour images, 32x32. Reads torchvision's layout or class folders in `root`."""
+    """CIFAR-10: 50,000 + 10,000 color images, 32x32. Reads torchvision's layout or class folders in `root`."""
 
     name: Literal["cifar10"] = "cifar10"
     root: str = "~/.cache/paceline/data"
     """Folder with `cifar-10-batches-py`, or with `train/` and `test/` class folders."""
     download: bool = True
-    """Download the data set into `root` if it is not there. The first rank of each node does, and the others wait."""
+    """Download the dataset into `root` if it is not there. The first rank of each node does, and the others wait."""
 
 
 class Cifar100(Section):
-    """CIFAR-100: 50,000 + 10,000 colour images, 32x32, 100 classes. Layouts as for `cifar10`."""
+    """CIFAR-100: 50,000 + 10,000 color images, 32x32, 100 classes. Layouts as for `cifar10`."""
 
     name: Literal["cifar100"] = "cifar100"
     root: str = "~/.cache/paceline/data"
     """Folder with `cifar-100-python`, or with `train/` and `test/` class folders."""
     download: bool = True
-    """Download the data set into `root` if it is not there. The first rank of each node does, and the others wait."""
+    """Download the dataset into `root` if it is not there. The first rank of each node does, and the others wait."""
 
 
 class FashionMnist(Section):
-    """Fashion-MNIST: 60,000 + 10,000 grey images, 28x28. Reads the four IDX files, gzipped or not."""
+    """Fashion-MNIST: 60,000 + 10,000 gray images, 28x28. Reads the four IDX files, gzipped or not."""
 
     name: Literal["fashion_mnist"] = "fashion_mnist"
     root: str = "~/.cache/paceline/data"
     """Folder with the IDX files, or with torchvision's `FashionMNIST/raw` in it."""
     download: bool = True
-    """Download the data set into `root` if it is not there. The first rank of each node does, and the others wait."""
+    """Download the dataset into `root` if it is not there. The first rank of each node does, and the others wait."""
 
 
 class Folder(Section):
@@ -71,11 +71,11 @@ class Folder(Section):
     val_root: str | Auto = "auto"
     """Folder with the validation class folders, if they are not in `root`."""
     val_fraction: float = Field(0.1, gt=0, lt=1)
-    """Share of each class to hold out for validation if there is no validation folder."""
+    """Fraction of each class to hold out for validation if there is no validation folder."""
     split_seed: int = Field(0, ge=0)
     """Seed of the choice of held-out images."""
     channels: Literal[1, 3] = 3
-    """Decode to colour (3) or grey (1)."""
+    """Decode to color (3) or gray (1)."""
 
 
 class Manifest(Section):
@@ -89,7 +89,7 @@ class Manifest(Section):
     root: str | Auto = "auto"
     """Base folder of relative paths; `auto` is the folder of each list."""
     channels: Literal[1, 3] = 3
-    """Decode to colour (3) or grey (1)."""
+    """Decode to color (3) or gray (1)."""
 
 
 class Pack(Section):
@@ -135,11 +135,11 @@ class WebDataset(Section):
     label: str = "cls"
     """Member that holds the label: `cls` for a number as text, or `json:FIELD` for a field of `KEY.json`."""
     channels: Literal[1, 3] = 3
-    """Decode to colour (3) or grey (1)."""
+    """Decode to color (3) or gray (1)."""
 
 
 class HuggingFace(Section):
-    """A local data set read by the `datasets` library, if that is installed: a folder of parquet files, an
+    """A local dataset read by the `datasets` library, if that is installed: a folder of parquet files, an
     `imagefolder` with metadata, or the output of `save_to_disk`."""
 
     name: Literal["huggingface"] = "huggingface"
@@ -154,15 +154,17 @@ class HuggingFace(Section):
     label: str = "auto"
     """Column of labels; `auto` is the only column that holds classes, or else `label`."""
     channels: Literal[1, 3] = 3
-    """Decode to colour (3) or grey (1)."""
+    """Decode to color (3) or gray (1)."""
 
 
 class OwnSource(PluginSection):
-    """Your own data: `NAME(split="train", **args)`, and the same with "val", returns a split ([what it may
-    return](../how-to/extend.md#custom-datasets))."""
+    """Your own data: `MyDataset(split="train", **args)`, and the same with "val", returns a split ([the
+    interface](../how-to/extend.md#custom-datasets))."""
 
+    name: ImportPath
+    """Module and name of the class or function, such as `mypkg.plugins:MyDataset`."""
     channels: Literal[1, 3] | Auto = "auto"
-    """Decode encoded images to colour (3) or grey (1); `auto` is colour. Pixels keep their number of channels with
+    """Decode encoded images to color (3) or gray (1); `auto` is color. Pixels keep their number of channels with
     `auto`."""
 
 

@@ -26,6 +26,7 @@ from paceline.recipe.schema.base import (
     Auto,
     ByName,
     CadenceDuration,
+    ImportPath,
     Off,
     PluginSection,
     Section,
@@ -89,7 +90,7 @@ class Ema(Section):
     """An exponential moving average of the weights, evaluated in addition to the raw weights."""
 
     decay: float = Field(0.999, gt=0, lt=1)
-    """Share of the average that each update keeps."""
+    """Fraction of the average that each update keeps."""
     every: PositiveInt = 1
     """Steps between updates."""
     warmup: bool = True
@@ -221,10 +222,11 @@ class Train(Section):
     eval_every: CadenceDuration | Off = "1ep"
     """How often to evaluate. The end of the run is evaluated too, unless this is off."""
     eval_train: Switch = "off"
-    """Also evaluate as many training images, without augmentation, and report the gap between the two accuracies."""
+    """Also evaluate a subset of the training images, as large as the validation set, without augmentation, and report
+    the gap in accuracy."""
     accuracy: Switch = "off"
     """Measure top-1 and top-5 accuracy on the training batches: on augmented images, in training mode, and with weights
-    that change from batch to batch. The label of a mixed image is the class with the largest share. No extra forward
+    that change from batch to batch. The label of a mixed image is the class with the largest weight. No extra forward
     pass is run, and the host waits for the device only when the loss is logged."""
     stop: Stop | Off = "off"
     """Target at which the run stops early."""
@@ -308,8 +310,11 @@ class Trackio(Section):
 
 
 class OwnSink(PluginSection):
-    """Your own sink: `NAME(run_dir=..., **args)` returns an object that receives the run's records ([the
-    contract](../how-to/extend.md#custom-trackers))."""
+    """Your own sink: `MyTracker(run_dir=..., **args)` returns an object that receives the run's records ([the
+    interface](../how-to/extend.md#custom-trackers))."""
+
+    name: ImportPath
+    """Module and name of the class or function, such as `mypkg.plugins:MyTracker`."""
 
 
 SinkSection = Annotated[
@@ -391,7 +396,8 @@ class Parallel(Section):
     check_replicas: CadenceDuration | Off = "off"
     """ddp: how often to compare the ranks' weights by a hash; the run ends if they differ."""
     threads: PositiveInt | Auto = "auto"
-    """CPU threads per rank; `auto` shares the node's cores. The number of threads changes the bits of results."""
+    """CPU threads per rank; `auto` shares the node's cores. With another number of threads, results are not bitwise
+    identical."""
 
     @model_validator(mode="after")
     def _check_strategy(self) -> Self:

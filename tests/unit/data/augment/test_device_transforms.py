@@ -88,7 +88,7 @@ def test_images_are_normalised_and_labels_kept_without_mixing() -> None:
 
 
 def test_erased_pixels_are_nearly_zero_after_normalization() -> None:
-    """The mean colour is rounded to 8 bits: half a value of 255, over a standard deviation of at least 0.2."""
+    """The mean color is rounded to 8 bits: half a value of 255, over a standard deviation of at least 0.2."""
     images, _ = next(finished(Data(augment=({"name": "cutout", "size": 99},))))  # type: ignore[arg-type]
     assert images.abs().max() <= 0.5 / 255 / 0.2 + 1e-5
 

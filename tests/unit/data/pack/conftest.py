@@ -1,4 +1,4 @@
-"""Small data sets to pack, and records made in plain Python, so that no test needs the native core."""
+"""Small datasets to pack, and records made in plain Python, so that no test needs the native core."""
 
 import io
 import math
@@ -117,13 +117,13 @@ def folder(tmp_path):
 
 @pytest.fixture
 def photos(folder):
-    """Return the data set in `folder`."""
+    """Return the dataset in `folder`."""
     return load_folder(Folder(root=str(folder)))
 
 
 @pytest.fixture
 def pixels():
-    """Return a data set of 5 + 3 grey images of 4 x 3."""
+    """Return a dataset of 5 + 3 gray images of 4 x 3."""
     info = DatasetInfo("digits", "train", 5, ("a", "b"), 1, (4, 3), (0.5,), (0.25,), ("a note",))
     images = np.arange(8 * 12, dtype=np.uint8).reshape(8, 4, 3, 1)
     labels = np.arange(8, dtype=np.int64) % 2
@@ -133,7 +133,7 @@ def pixels():
 
 @pytest.fixture
 def packed(tmp_path):
-    """Return a function that packs a data set and opens the pack."""
+    """Return a function that packs a dataset and opens the pack."""
 
     def made(datasets, name="made.pack", **options):
         write_pack(datasets, tmp_path / name, PackOptions(**options), lambda done, total: None, workers=2)

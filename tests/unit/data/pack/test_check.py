@@ -87,7 +87,7 @@ def test_a_pack_of_another_data_set_is_refused(core, photos, packed, change):
 def test_images_that_were_scaled_down_are_close_and_of_the_right_size(core, photos, packed):
     found = compare_pack(photos, packed(photos, resize=16, quality=90), silent, 2)
     assert found.faults == () and found.images == 10
-    # One image is smaller than 16 and is untouched. Blobs of 3 pixels lose to the halved resolution of colour (8 levels
+    # One image is smaller than 16 and is untouched. Blobs of 3 pixels lose to the halved resolution of color (8 levels
     # seen); another image in their place differs by 70 and more.
     assert found.exact == 1 and 0 < found.mean_difference < 16
 

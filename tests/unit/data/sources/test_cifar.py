@@ -187,7 +187,7 @@ def test_an_invalid_batch_file_is_refused_by_name(content, cifar10, error_messag
     write(cifar10 / "cifar-10-batches-py", {"data_batch_2": content})
     message = error_message(load_cifar, Cifar10(root=str(cifar10)), may_download=False)
     assert message.startswith(f"{cifar10}/cifar-10-batches-py/data_batch_2: ")
-    assert "fetch the data set again" in message
+    assert "fetch the dataset again" in message
 
 
 def test_objects_in_an_array_are_not_even_built(cifar10, error_message):

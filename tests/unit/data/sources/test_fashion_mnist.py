@@ -93,7 +93,7 @@ def test_a_file_of_another_type_or_shape_is_named(content, problem, zipped, stor
     message = error_message(load_fashion_mnist, FashionMnist(root=str(tmp_path)), may_download=False)
     assert message.startswith(f"{tmp_path}/{name}: cannot be read: ")
     assert problem in message
-    assert message.endswith("; remove it and fetch the data set again")
+    assert message.endswith("; remove it and fetch the dataset again")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Data sets that the `datasets` library reads: the same samples from each of its layouts, without a network."""
+"""Datasets that the `datasets` library reads: the same samples from each of its layouts, without a network."""
 
 import gc
 import io
@@ -24,7 +24,7 @@ def alone(tmp_path, monkeypatch):
     """Put the library's cache in a folder of the test, and refuse connections."""
 
     def refuse(*arguments, **options):
-        raise AssertionError("a test of data sets on this machine asked for the network")
+        raise AssertionError("a test of datasets on this machine asked for the network")
 
     monkeypatch.setattr(hf.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(socket.socket, "connect", refuse)
@@ -197,7 +197,7 @@ def test_images_without_bytes_among_others_are_named_when_read(tmp_path, error_m
     hf.DatasetDict(train=split, test=split).save_to_disk(str(tmp_path / "mixed"))
     source = load(tmp_path / "mixed").train
     assert source.read(0) == (png(1), 0)
-    assert error_message(source.read, 1) == f"{tmp_path}/mixed/train[1]: has no bytes; remove it from the data set"
+    assert error_message(source.read, 1) == f"{tmp_path}/mixed/train[1]: has no bytes; remove it from the dataset"
 
 
 @pytest.mark.parametrize("name", ["data/train-0.parquet", "dataset_dict.json", "state.json", "train/cat/x.txt"])

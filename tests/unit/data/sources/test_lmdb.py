@@ -59,7 +59,7 @@ def made(train, val=(b"v",)):
 
 @pytest.fixture
 def write(tmp_path):
-    """Return a function that writes a data set, and returns the folder."""
+    """Return a function that writes a dataset, and returns the folder."""
 
     def to(datasets, name="set"):
         write_lmdb(datasets, tmp_path / name, lambda done, total: None, skip_bad=True)

@@ -20,7 +20,7 @@ from paceline.recipe.schema.source import OwnSource
 
 @pytest.fixture
 def load(monkeypatch):
-    """Return a function that loads a data set from one function or class in a module."""
+    """Return a function that loads a dataset from one function or class in a module."""
     module = type(sys)("parts_of_data")
     monkeypatch.setitem(sys.modules, "parts_of_data", module)
 

@@ -234,10 +234,10 @@ def test_labels_come_from_a_field_of_json_as_numbers_or_names(tar, tmp_path):
 
 
 BAD_LABELS = {
-    "text": (b"cat", "000000.cls is labelled 'cat', which is not a class number"),
-    "nothing": (b"", "is labelled '', which"),
-    "a sign": (b"-1", "is labelled '-1', which"),
-    "a fraction": (b"1.0", "is labelled '1.0', which"),
+    "text": (b"cat", "000000.cls is labeled 'cat', which is not a class number"),
+    "nothing": (b"", "is labeled '', which"),
+    "a sign": (b"-1", "is labeled '-1', which"),
+    "a fraction": (b"1.0", "is labeled '1.0', which"),
     "immense": (b"9" * 5000, "which is not a class number"),
     "other digits": ("٣".encode(), "000000.cls has a .cls that cannot be read as such"),
     "a lot": (b"1" * 2**21, "has 2,097,152 bytes in 000000.cls, which is too much for a label"),
@@ -248,9 +248,9 @@ BAD_JSON = {
     "deep": (b"[" * 100_000, "has a .json that cannot be read as such"),
     "no field": (b"{}", "has no field 'class' in its JSON"),
     "a list": (b"[1]", "has no field 'class' in its JSON"),
-    "a truth": (b'{"class": true}', "is labelled True, which"),
-    "a fraction": (b'{"class": 1.5}', "is labelled 1.5, which"),
-    "nothing": (b'{"class": null}', "is labelled None, which"),
+    "a truth": (b'{"class": true}', "is labeled True, which"),
+    "a fraction": (b'{"class": 1.5}', "is labeled 1.5, which"),
+    "nothing": (b'{"class": null}', "is labeled None, which"),
     "immense": (b'{"class": ' + b"9" * 5000 + b"}", "has a .json that cannot be read as such"),
 }
 

@@ -5,16 +5,16 @@ import threading
 import pytest
 
 from paceline.core.errors import WorldError
-from paceline.lab.doctor.check import DoctorFinding, call_with_timeout, find_worst_state, wrong, wrong_by
+from paceline.lab.doctor.check import DoctorFinding, call_with_timeout, failure, failure_by, find_worst_state
 
 OK, LOOK, WRONG = (
     DoctorFinding("a", "ok", "1"),
-    DoctorFinding("b", "look", "2", "mend"),
-    DoctorFinding("c", "wrong", "3", "mend"),
+    DoctorFinding("b", "warning", "2", "mend"),
+    DoctorFinding("c", "error", "3", "mend"),
 )
 
 
-@pytest.mark.parametrize(("state", "advice"), [("ok", "mend"), ("look", ""), ("wrong", "")])
+@pytest.mark.parametrize(("state", "advice"), [("ok", "mend"), ("warning", ""), ("error", "")])
 def test_there_is_advice_where_and_only_where_something_is_to_be_done(state: str, advice: str) -> None:
     with pytest.raises(AssertionError):
         DoctorFinding("a", state, "1", advice)  # type: ignore[arg-type]
@@ -26,12 +26,12 @@ def test_the_worst_state_of_several_is_reported() -> None:
         find_worst_state([OK]),
         find_worst_state([LOOK, OK]),
         find_worst_state([OK, WRONG, LOOK]),
-    ) == ("ok", "ok", "look", "wrong")
+    ) == ("ok", "ok", "warning", "error")
 
 
 def test_a_finding_of_another_place_names_it() -> None:
     assert LOOK.with_location("rank 1 (hostB)").to_dict() == {
-        "name": "b", "state": "look", "found": "2", "advice": "mend", "where": "rank 1 (hostB)",
+        "name": "b", "state": "warning", "found": "2", "advice": "mend", "where": "rank 1 (hostB)",
     }  # fmt: skip
 
 
@@ -43,7 +43,7 @@ def test_a_finding_of_another_place_names_it() -> None:
     ],
 )
 def test_an_error_s_last_brackets_are_the_advice(message: str, found: str, advice: str) -> None:
-    assert wrong_by(WorldError(message)) == wrong(found, advice)
+    assert failure_by(WorldError(message)) == failure(found, advice)
 
 
 def test_an_answer_is_returned_and_an_error_raised() -> None:

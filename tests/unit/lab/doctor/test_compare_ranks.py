@@ -11,8 +11,8 @@ from paceline.lab.predict.network import AllReduceMeasurement, AllReduceTiming, 
 
 MEGA = 1e6
 
-SHM = DoctorFinding("shared memory", "look", "0.1 GiB free", "start the container with --shm-size=8g")
-QUOTA = DoctorFinding("disk", "wrong", "read-only", "name another folder")
+SHM = DoctorFinding("shared memory", "warning", "0.1 GiB free", "start the container with --shm-size=8g")
+QUOTA = DoctorFinding("disk", "error", "read-only", "name another folder")
 
 
 def ranks(hosts: int = 2, each: int = 2, **values) -> list[RankFacts]:
@@ -53,7 +53,7 @@ def test_one_rank_with_another_torch_is_named() -> None:
     found = ranks()
     found[3] = replace(found[3], versions={**found[3].versions, "torch": "2.14.1"})
     (other,) = problems(found)
-    assert (other.name, other.state) == ("versions of torch", "wrong")
+    assert (other.name, other.state) == ("versions of torch", "error")
     assert other.found == "2.15.0: ranks 0-2 (a, b); 2.14.1: rank 3 (b)"
 
 
@@ -61,7 +61,7 @@ def test_another_python_is_worth_a_look_and_a_missing_version_is_none() -> None:
     found = ranks()
     found[1] = replace(found[1], versions={**found[1].versions, "python": "3.12.1"})
     found[2] = replace(found[2], versions={"paceline": "1.0", "torch": "2.15.0"})
-    assert amiss(found) == [("versions of python", "look", "")]
+    assert amiss(found) == [("versions of python", "warning", "")]
 
 
 def test_a_rank_without_a_device_is_reported_as_its_refusal() -> None:
@@ -69,19 +69,19 @@ def test_a_rank_without_a_device_is_reported_as_its_refusal() -> None:
     found[2] = replace(found[2], refusal="parallel.device: auto: 2 ranks on a node with 1 GPU (start 1)")
     (other,) = problems(found)
     assert other == DoctorFinding(
-        "device", "wrong", "parallel.device: auto: 2 ranks on a node with 1 GPU", "start 1", "rank 2 (b)"
+        "device", "error", "parallel.device: auto: 2 ranks on a node with 1 GPU", "start 1", "rank 2 (b)"
     )
 
 
 def test_ranks_on_other_kinds_of_devices_are_reported() -> None:
     found = [replace(rank, device="cpu" if rank.host == "a" else "cuda") for rank in ranks()]
-    assert amiss(found) == [("device", "wrong", "")]
+    assert amiss(found) == [("device", "error", "")]
 
 
 def test_what_is_amiss_on_one_host_is_reported_once_with_its_ranks() -> None:
     found = ranks(hosts=3)
     found[2:4] = [replace(rank, own=(SHM,)) for rank in found[2:4]]
-    assert amiss(found) == [("shared memory", "look", "ranks 2-3 (b)")]
+    assert amiss(found) == [("shared memory", "warning", "ranks 2-3 (b)")]
 
 
 def test_what_is_amiss_with_rank_0_too_is_not_reported_again() -> None:
@@ -90,20 +90,24 @@ def test_what_is_amiss_with_rank_0_too_is_not_reported_again() -> None:
 
 def test_what_is_amiss_with_rank_0_otherwise_is_reported_of_the_others() -> None:
     found = ranks()
-    found[0] = replace(found[0], own=(DoctorFinding("shared memory", "look", "none", "mount it"),))
+    found[0] = replace(found[0], own=(DoctorFinding("shared memory", "warning", "none", "mount it"),))
     found[2] = replace(found[2], own=(SHM,))
-    assert amiss(found) == [("shared memory", "look", "rank 2 (b)")]
+    assert amiss(found) == [("shared memory", "warning", "rank 2 (b)")]
 
 
 def test_many_findings_of_one_name_are_reported_once() -> None:
     found = ranks(hosts=6, each=1)
     found[1:] = [
-        replace(r, own=(DoctorFinding("host name", "look", "none", f"add {r.host} to /etc/hosts"),)) for r in found[1:]
+        replace(r, own=(DoctorFinding("host name", "warning", "none", f"add {r.host} to /etc/hosts"),))
+        for r in found[1:]
     ]
-    found[4] = replace(found[4], own=(DoctorFinding("host name", "wrong", "another's", "correct it"),))
+    found[4] = replace(found[4], own=(DoctorFinding("host name", "error", "another's", "correct it"),))
     first, other = problems(found)
-    assert (first.state, first.where) == ("look", "ranks 1-3, 5 (b, c, d, f)") and first.advice == "add b to /etc/hosts"
-    assert (other.state, other.where, other.found) == ("wrong", "rank 4 (e)", "another's")
+    assert (first.state, first.where) == (
+        "warning",
+        "ranks 1-3, 5 (b, c, d, f)",
+    ) and first.advice == "add b to /etc/hosts"
+    assert (other.state, other.where, other.found) == ("error", "rank 4 (e)", "another's")
 
 
 def test_many_ranks_are_listed_in_runs_and_few_hosts_by_name() -> None:
@@ -117,7 +121,7 @@ def test_clocks_that_are_far_apart_are_named() -> None:
     assert not compare_clocks({}, two)
     assert compare_clocks({1: 0.004}, two) == [DoctorFinding("clocks", "ok", "at most 4 ms apart")]
     (ahead,) = compare_clocks({1: 7.003}, two)
-    assert ahead.state == "look" and ahead.found == "rank 1 (b) is 7.00 s ahead of rank 0" and "NTP" in ahead.advice
+    assert ahead.state == "warning" and ahead.found == "rank 1 (b) is 7.00 s ahead of rank 0" and "NTP" in ahead.advice
     assert compare_clocks({1: -7.003}, two)[0].found == "rank 1 (b) is 7.00 s behind rank 0"
 
 
@@ -140,7 +144,7 @@ def measured(num_ranks: int, bit_per_s: float, hop_s: float = 50e-6, backend: st
     return fit_link(backend, num_ranks, 1, [taken(num_bytes) for num_bytes in (1 << 16, 1 << 20, 1 << 24)])
 
 
-@pytest.mark.parametrize(("bit_per_s", "state"), [(8e9, "ok"), (0.94e9, "ok"), (95 * MEGA, "look")])
+@pytest.mark.parametrize(("bit_per_s", "state"), [(8e9, "ok"), (0.94e9, "ok"), (95 * MEGA, "warning")])
 def test_a_link_below_half_a_gigabit_is_slow(bit_per_s: float, state: str) -> None:
     found = rate_all_reduce(measured(2, bit_per_s), ranks(2, 1))
     assert (found.name, found.state) == ("all-reduce", state)
@@ -162,4 +166,4 @@ def test_one_host_is_not_blamed_for_how_fast_its_memory_is() -> None:
 
 def test_hops_of_milliseconds_are_worth_a_look() -> None:
     assert rate_all_reduce(measured(2, 5e9, hop_s=1e-3), ranks(2, 1)).state == "ok"
-    assert rate_all_reduce(measured(2, 5e9, hop_s=10e-3), ranks(2, 1)).state == "look"
+    assert rate_all_reduce(measured(2, 5e9, hop_s=10e-3), ranks(2, 1)).state == "warning"

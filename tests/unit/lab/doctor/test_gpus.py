@@ -86,7 +86,7 @@ def never(name: str) -> Any:
     ("environ", "state", "says"),
     [
         ({}, "ok", "none: runs train on the CPU"),
-        ({"SLURM_GPUS_ON_NODE": "4"}, "look", "none, but Slurm allocated 4 on this node"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "warning", "none, but Slurm allocated 4 on this node"),
     ],
 )
 def test_a_machine_without_gpus_loads_nothing(tmp_path: Path, environ: dict, state: str, says: str) -> None:
@@ -107,18 +107,18 @@ def test_healthy_gpus_are_reported_with_driver_cuda_and_nccl(found) -> None:
 
 def test_a_torch_that_does_not_see_the_gpus_is_wrong(found) -> None:
     gpus = found(torch_of(0, cuda=None))["GPUs"]
-    assert gpus.state == "wrong" and gpus.found.endswith("torch sees 0") and "built for GPUs" in gpus.advice
+    assert gpus.state == "error" and gpus.found.endswith("torch sees 0") and "built for GPUs" in gpus.advice
     assert "renew the driver" in found(torch_of(0))["GPUs"].advice
 
 
 def test_a_torch_without_nccl_is_wrong(found) -> None:
-    assert found(torch_of(2, nccl=False))["NCCL"].state == "wrong"
+    assert found(torch_of(2, nccl=False))["NCCL"].state == "error"
 
 
 def test_more_ranks_than_gpus_are_wrong(found) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}
     gpus = found(torch_of(2), **ranks)["GPUs"]
-    assert gpus.state == "wrong" and gpus.found.endswith("for 3 ranks")
+    assert gpus.state == "error" and gpus.found.endswith("for 3 ranks")
 
 
 def test_a_gpu_that_slurm_shows_to_one_rank_alone_is_enough(found) -> None:
@@ -126,16 +126,16 @@ def test_a_gpu_that_slurm_shows_to_one_rank_alone_is_enough(found) -> None:
     given = {"SLURM_CPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0"}
     assert found(torch_of(1), **step, **given, SLURM_GPUS_ON_NODE="2")["GPUs"].state == "ok"
     shared = found(torch_of(1), **step, **given, SLURM_GPUS_ON_NODE="1")["GPUs"]
-    assert shared.state == "wrong" and shared.found.endswith("for 2 ranks")
+    assert shared.state == "error" and shared.found.endswith("for 2 ranks")
 
 
 @pytest.mark.parametrize(
     ("values", "state", "says"),
     [
-        ({"memory": SimpleNamespace(used=60 * GB, total=80 * GB)}, "look", "other programs use 60 GB of 80 GB"),
-        ({"errors": 3}, "look", "3 uncorrected memory errors"),
-        ({"reasons": 0x40}, "look", "throttled by its temperature"),
-        ({"init": None}, "look", "unknown: NVML: Not Supported"),
+        ({"memory": SimpleNamespace(used=60 * GB, total=80 * GB)}, "warning", "other programs use 60 GB of 80 GB"),
+        ({"errors": 3}, "warning", "3 uncorrected memory errors"),
+        ({"reasons": 0x40}, "warning", "throttled by its temperature"),
+        ({"init": None}, "warning", "unknown: NVML: Not Supported"),
     ],
 )
 def test_a_gpu_that_is_not_well_is_named(found, values: dict[str, Any], state: str, says: str) -> None:

@@ -25,7 +25,7 @@ def test_every_check_runs_once(tmp_path: Path) -> None:
     found = list(check_host(HostContext({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)))  # GPUs have their own test
     of_gpus = {"NCCL", "GPU health", "port"}
     assert [finding.name for finding in found] == [name for name, _ in HOST_CHECKS if name not in of_gpus]
-    assert all(finding.found for finding in found) and not [each for each in found if each.state == "wrong"]
+    assert all(finding.found for finding in found) and not [each for each in found if each.state == "error"]
     assert not list(tmp_path.iterdir())
 
 
@@ -37,7 +37,7 @@ def test_a_package_that_is_missing_is_wrong(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(host, "version", version)
     state, found, _ = host.check_versions(HostContext({}, tmp_path))
-    assert state == "wrong" and found.endswith("torch 1.0, torchvision 1.0; no numpy")
+    assert state == "error" and found.endswith("torch 1.0, torchvision 1.0; no numpy")
 
 
 def test_whether_there_is_a_native_core_is_reported_and_what_is_lost_without(tmp_path: Path, monkeypatch) -> None:
@@ -46,7 +46,7 @@ def test_whether_there_is_a_native_core_is_reported_and_what_is_lost_without(tmp
     assert host.check_native_core(here) == ok("built, uses avx2")
     monkeypatch.setattr(host, "load_native", lambda: None)
     state, found, advice = host.check_native_core(here)
-    assert state == "look" and f"{found} ({advice})" == NATIVE_MISSING_MESSAGE
+    assert state == "warning" and f"{found} ({advice})" == NATIVE_MISSING_MESSAGE
 
 
 def test_real_busy_processes_are_a_load() -> None:
@@ -64,7 +64,7 @@ def test_real_busy_processes_are_a_load() -> None:
     finally:
         for pid in pids:
             os.kill(pid, 9)
-    assert state == "look" and "cores busy" in found and "before measuring" in advice
+    assert state == "warning" and "cores busy" in found and "before measuring" in advice
 
 
 def test_what_paceline_uses_itself_is_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,24 +87,24 @@ def probe(folder: Path, **environ: str) -> Outcome:
 
 def test_room_is_reported_also_of_a_folder_that_is_not_there_yet_and_nothing_stays(tmp_path: Path) -> None:
     state, found, _ = probe(tmp_path / "a" / "b")
-    assert state != "wrong" and found.endswith(f" free at {tmp_path}/a/b")
+    assert state != "error" and found.endswith(f" free at {tmp_path}/a/b")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_to_is_wrong(tmp_path: Path) -> None:
     state, found, _ = probe(Path("/proc/self/runs"))
-    assert state == "wrong" and found.startswith("/proc/self/runs cannot be written to: ")
+    assert state == "error" and found.startswith("/proc/self/runs cannot be written to: ")
     (tmp_path / "runs").touch()
-    assert probe(tmp_path / "runs")[0] == "wrong", "a file in place of a folder"
+    assert probe(tmp_path / "runs")[0] == "error", "a file in place of a folder"
 
 
-@pytest.mark.parametrize(("free", "total", "state"), [(10**9, 10**12, "look"), (10**10, 10**12, "ok"), (0, 0, "ok")])
+@pytest.mark.parametrize(("free", "total", "state"), [(10**9, 10**12, "warning"), (10**10, 10**12, "ok"), (0, 0, "ok")])
 def test_little_room_is_worth_a_look(tmp_path: Path, monkeypatch, free: int, total: int, state: str) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(total, 0, free))
     assert probe(tmp_path)[0] == state
 
 
 def test_one_process_of_each_node_opens_a_file(tmp_path: Path) -> None:
-    assert probe(Path("/proc/self/runs"), **SECOND_NODE)[0] == "wrong"
+    assert probe(Path("/proc/self/runs"), **SECOND_NODE)[0] == "error"
     beside = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert probe(Path("/proc/self/runs"), **beside)[0] == "ok", "the first of its node says so"

@@ -45,7 +45,7 @@ def test_a_quota_of_cpu_time_below_the_cores_is_worth_a_look(found, tmp_path: Pa
     for name, text in files.items():
         write(tmp_path / "sys/fs/cgroup" / name, text)
     cores = found()
-    assert cores[0] == "look" and cores[1].endswith("usable, but only 0.5 s of CPU time per second")
+    assert cores[0] == "warning" and cores[1].endswith("usable, but only 0.5 s of CPU time per second")
     assert "paceline uses 1," in cores[2]
 
 
@@ -56,22 +56,22 @@ def test_a_whole_quota_is_worth_a_look_only_where_the_ranks_are_more(found, tmp_
     cores = f"{MINE} of {os.cpu_count()} usable"
     assert found() == ok(f"{cores}, 1 s of CPU time per second")
     two = found(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
-    assert two[0] == "look" and two[1] == f"{cores}, but only 1 s of CPU time per second for 2 ranks"
+    assert two[0] == "warning" and two[1] == f"{cores}, but only 1 s of CPU time per second for 2 ranks"
 
 
 def test_ranks_that_are_bound_to_cores_of_their_own_have_others_than_this_one(found) -> None:
     step = {**IN_STEP, "SLURM_STEP_NUM_TASKS": str(MINE + 1)}
     assert found(**step, SLURM_CPUS_ON_NODE=str(MINE + 1))[0] == "ok"
-    assert found(**step, SLURM_CPUS_ON_NODE=str(MINE))[0] == "look"
+    assert found(**step, SLURM_CPUS_ON_NODE=str(MINE))[0] == "warning"
 
 
 def test_fewer_cores_than_were_requested_from_slurm_are_worth_a_look(found) -> None:
     cores = found(**IN_STEP, SLURM_CPUS_PER_TASK=str(MINE + 1))
-    assert cores[0] == "look" and cores[1].endswith(f"{MINE + 1} per task were requested from Slurm")
+    assert cores[0] == "warning" and cores[1].endswith(f"{MINE + 1} per task were requested from Slurm")
     assert found(**IN_STEP, SLURM_CPUS_PER_TASK="1", SLURM_STEP_TASKS_PER_NODE="1(x2)")[0] == "ok"
 
 
 def test_more_ranks_than_cores_are_worth_a_look(found) -> None:
     many = str(MINE + 1)
     cores = found(RANK="0", WORLD_SIZE=many, LOCAL_RANK="0", LOCAL_WORLD_SIZE=many)
-    assert cores[0] == "look" and cores[1].endswith(f"for {many} ranks")
+    assert cores[0] == "warning" and cores[1].endswith(f"for {many} ranks")

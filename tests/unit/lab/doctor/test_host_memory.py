@@ -59,17 +59,17 @@ def test_a_container_s_memory_counts_and_not_its_host_s(found, tmp_path: Path, m
     write(group / "memory.current", "7000000000\n")
     write(group / "memory.stat", "anon 6000000000\ninactive_file 500000000\n")
     memory = found()["memory"]
-    assert memory.state == "look" and memory.found.startswith("1.50 GB free of 8 GB")
+    assert memory.state == "warning" and memory.found.startswith("1.50 GB free of 8 GB")
 
 
 @pytest.mark.parametrize(
     ("free", "num", "state"),
     [
         (4 * GB, 1, "ok"),
-        (2**29 - 1, 1, "look"),
-        (ONE_WORKER, 1, "look"),
-        (ONE_WORKER - 1, 1, "wrong"),
-        (4 * ONE_WORKER - 1, 4, "wrong"),
+        (2**29 - 1, 1, "warning"),
+        (ONE_WORKER, 1, "warning"),
+        (ONE_WORKER - 1, 1, "error"),
+        (4 * ONE_WORKER - 1, 4, "error"),
     ],
 )
 def test_shared_memory_is_rated_by_batches_of_photographs(found, monkeypatch, free: int, num: int, state: str) -> None:
@@ -81,19 +81,19 @@ def test_shared_memory_is_rated_by_batches_of_photographs(found, monkeypatch, fr
 
 def test_no_shared_memory_at_all_is_wrong(found, tmp_path: Path) -> None:
     (tmp_path / "dev/shm").rmdir()
-    assert found()["shared memory"].state == "wrong"
+    assert found()["shared memory"].state == "error"
 
 
 @pytest.mark.parametrize(
     ("soft", "hard", "num", "state"),
     [
         (160, 160, 1, "ok"),  # 64 for the rank, and 24 for each of 4 workers
-        (159, 160, 1, "look"),
-        (159, 159, 1, "wrong"),
+        (159, 160, 1, "warning"),
+        (159, 159, 1, "error"),
         (137, 137, 2, "ok"),  # of two ranks, each has half of the workers, and 21 + 2 * 2 files of gloo's
-        (136, 4096, 2, "look"),
+        (136, 4096, 2, "warning"),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 1024, "ok"),
-        (1024, 4096, 1024, "look"),
+        (1024, 4096, 1024, "warning"),
     ],
 )
 def test_open_files_are_rated_by_ranks_and_workers(

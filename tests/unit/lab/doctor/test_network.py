@@ -51,17 +51,17 @@ def test_ranks_of_two_nodes_meet_by_the_address_of_the_host_s_name(found) -> Non
 
 def test_a_host_without_an_address_is_wrong_where_ranks_must_meet_by_it(found) -> None:
     (state, what, advice), _ = found((LO, ETH), "")
-    assert state == "look" and "/etc/hosts" in advice and what == "node1 has no address of this machine"
+    assert state == "warning" and "/etc/hosts" in advice and what == "node1 has no address of this machine"
     name, gloo = found((LO, ETH), "", **TWO_NODES)
-    assert name[0] == "wrong"
-    assert gloo[0] == "wrong" and gloo[2] == "set GLOO_SOCKET_IFNAME=eth0 on every node"
+    assert name[0] == "error"
+    assert gloo[0] == "error" and gloo[2] == "set GLOO_SOCKET_IFNAME=eth0 on every node"
     name, gloo = found((LO, ETH), "", **TWO_NODES, GLOO_SOCKET_IFNAME="eth0")
-    assert name[0] == "look" and gloo[0] == "ok"
+    assert name[0] == "warning" and gloo[0] == "ok"
 
 
 def test_a_name_that_stands_for_the_loopback_is_wrong_between_nodes(found) -> None:
     name, gloo = found((LO, ETH), "127.0.0.1", **TWO_NODES)
-    assert name[0] == "ok" and gloo[0] == "wrong" and gloo[1].startswith("uses lo 127.0.0.1")
+    assert name[0] == "ok" and gloo[0] == "error" and gloo[1].startswith("uses lo 127.0.0.1")
 
 
 def test_bridges_to_containers_are_never_advised(found) -> None:
@@ -72,18 +72,18 @@ def test_bridges_to_containers_are_never_advised(found) -> None:
 def test_a_run_takes_the_way_to_rank_0_where_the_host_s_name_leads_nowhere(found, address: str) -> None:
     """As on Debian, where the name leads to 127.0.1.1."""
     name, gloo = found((LO, DOCKER, ETH), address, ours="eth0", **TWO_NODES)
-    assert name[0] != "wrong" and gloo[0] == "ok" and gloo[1].startswith("uses eth0 10.0.0.1, chosen by paceline")
+    assert name[0] != "error" and gloo[0] == "ok" and gloo[1].startswith("uses eth0 10.0.0.1, chosen by paceline")
     assert found((LO, DOCKER, ETH), address, ours="eth0")[1][1].startswith("uses the loopback")
 
 
 def test_an_interface_that_is_requested_and_is_not_there_is_named(found) -> None:
     state, what, advice = found((LO, ETH), "127.0.0.1", GLOO_SOCKET_IFNAME="ib7")[1]
-    assert state == "wrong" and "there is no ib7" in what and "eth0, lo" in advice
+    assert state == "error" and "there is no ib7" in what and "eth0, lo" in advice
 
 
 def test_this_host_passes_its_own_checks(tmp_path: Path) -> None:
     here = HostContext({}, tmp_path)
-    assert check_host_name(here)[0] != "wrong" and check_gloo(here)[0] == "ok"
+    assert check_host_name(here)[0] != "error" and check_gloo(here)[0] == "ok"
     assert find_gloo_interface({"GLOO_SOCKET_IFNAME": "lo,eth0"}) == LO
     assert find_gloo_interface({"GLOO_SOCKET_IFNAME": "eth77"}) == ("eth77", "")
 
@@ -118,7 +118,7 @@ def test_who_starts_ranks_is_reported() -> None:
 
 def test_a_batch_script_that_starts_without_srun_is_worth_a_look() -> None:
     state, what, advice = launcher(SLURM_JOB_ID="7", SLURM_PROCID="0")
-    assert state == "look" and what == "SLURM_JOB_ID=7, SLURM_PROCID=0" and "srun" in advice
+    assert state == "warning" and what == "SLURM_JOB_ID=7, SLURM_PROCID=0" and "srun" in advice
     assert launcher(SLURM_JOB_ID="7", SLURM_STEP_ID="0", SLURM_PROCID="0")[0] == "ok"
 
 
@@ -132,14 +132,14 @@ def test_a_batch_script_that_starts_without_srun_is_worth_a_look() -> None:
 )
 def test_variables_that_cannot_start_ranks_are_wrong(environ: dict[str, str], says: str) -> None:
     state, what, _ = launcher(**environ)
-    assert state == "wrong" and says in what
+    assert state == "error" and says in what
 
 
 def test_a_port_that_another_program_listens_on_is_wrong_and_the_program_is_named(taken: str) -> None:
     outcome = port(MASTER_PORT=taken)
-    assert outcome is not None and outcome[0] == "wrong"
+    assert outcome is not None and outcome[0] == "error"
     assert outcome[1].startswith(f"{taken} is in use by ") and outcome[1].endswith(f"(process {os.getpid()})")
-    assert port(**STEP, MASTER_PORT=taken)[0] == "wrong"
+    assert port(**STEP, MASTER_PORT=taken)[0] == "error"
 
 
 def test_a_port_that_is_free_is_well(free: str) -> None:

@@ -35,7 +35,7 @@ def test_a_rank_that_does_not_come_is_named(taken: int) -> None:
     found = check_ranks(World(world_size=3, local_world_size=3, master_port=free_port()), [])
     assert found is not None
     (missing,) = found
-    assert (missing.name, missing.state) == ("ranks", "wrong")
+    assert (missing.name, missing.state) == ("ranks", "error")
     assert missing.found == "WORLD_SIZE: 3, but ranks 1, 2 did not come within 0.2s"
     assert "MASTER_PORT" in missing.advice
 
@@ -43,8 +43,8 @@ def test_a_rank_that_does_not_come_is_named(taken: int) -> None:
 def test_a_port_that_is_taken_is_reported_once(taken: int) -> None:
     world = World(world_size=2, local_world_size=2, master_port=taken)
     (found,) = check_ranks(world, []) or ()
-    assert (found.name, found.state) == ("ranks", "wrong") and f"{taken} is in use" in found.found
-    assert check_ranks(world, [DoctorFinding("port", "wrong", f"{taken} is in use by python", "end it")]) == ()
+    assert (found.name, found.state) == ("ranks", "error") and f"{taken} is in use" in found.found
+    assert check_ranks(world, [DoctorFinding("port", "error", f"{taken} is in use by python", "end it")]) == ()
 
 
 def test_a_rank_that_does_not_reach_rank_0_reports_it_itself(taken: int) -> None:
@@ -54,7 +54,7 @@ def test_a_rank_that_does_not_reach_rank_0_reports_it_itself(taken: int) -> None
 
 
 LOST = PeerLostError("rank 1 (b) was lost", is_explained=False)
-SLOW = DoctorFinding("all-reduce", "look", "0.1 Gbit/s", "look at the cable")
+SLOW = DoctorFinding("all-reduce", "warning", "0.1 Gbit/s", "look at the cable")
 PAIR = World(world_size=2, local_world_size=1, master_addr="10.0.0.1", master_port=29_500)
 
 
@@ -76,8 +76,8 @@ def met(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_rank_that_is_lost_is_a_finding_beside_those_before_it(met) -> None:
     met(LOST, SLOW)
-    assert check_ranks(PAIR, []) == (SLOW, DoctorFinding("ranks", "wrong", "rank 1 (b) was lost", ranks._OUTPUT_ADVICE))
-    silent = DoctorFinding("ranks", "wrong", "2 ranks joined; rank 1 died or hung since", "see")
+    assert check_ranks(PAIR, []) == (SLOW, DoctorFinding("ranks", "error", "rank 1 (b) was lost", ranks._OUTPUT_ADVICE))
+    silent = DoctorFinding("ranks", "error", "2 ranks joined; rank 1 died or hung since", "see")
     met(LOST, silent)
     assert check_ranks(PAIR, []) == (silent,), "one finding for one fault"
 
@@ -90,13 +90,13 @@ def test_a_rank_whose_peer_has_exited_reports_it_itself(met) -> None:
 
 def test_ranks_that_are_silent_are_named_beside_what_others_find(monkeypatch) -> None:
     store = HashStore()
-    shm = DoctorFinding("shared memory", "look", "none", "mount it")
+    shm = DoctorFinding("shared memory", "warning", "none", "mount it")
     monkeypatch.setattr(ranks, "_FACTS_TIMEOUT_S", 0.01)
     exchange_facts(store, RankFacts(rank=3, host="b", machine="b", own=(shm,)), 4)
     said = exchange_facts(store, RankFacts(rank=0, host="a", machine="a"), 4)
     assert [each.rank for each in said] == [0, 3]
     silent, other = ranks.compare_ranks(said, 4)
-    assert (silent.name, silent.state) == ("ranks", "wrong")
+    assert (silent.name, silent.state) == ("ranks", "error")
     assert silent.found == "4 ranks joined; ranks 1, 2 died or hung since"
     assert other == shm.with_location("rank 3 (b)")
 

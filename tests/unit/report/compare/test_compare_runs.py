@@ -66,6 +66,26 @@ def test_runs_that_differ_in_their_seed_alone_are_a_group(made, compared, tmp_pa
     )
 
 
+def test_equal_accuracies_are_the_same(made, compared, tmp_path):
+    found = compared(made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(batch=256)))
+    assert found.sentences[1] == (
+        "Batch 256 ends at 80.00 % top-1, the same as batch 128 (no interval: there is one run of each)."
+    )
+
+
+def test_another_source_is_described_by_its_own_settings(made, compared, tmp_path):
+    folder, pack = (
+        made.Made(recipe=made.RECIPE.replace("    name: cifar100", f"    name: {source}"))
+        for source in ("folder\n    channels: 3", "pack\n    cache_gb: 50")
+    )
+    found = compared(made.write(tmp_path / "a", folder), made.write(tmp_path / "b", pack))
+    (note,) = (each for each in found.notes if "source" in each)
+    assert note == (
+        "pack reads its data from another source than folder "
+        "(data.source.name=pack, data.source.cache_gb=50); paceline assumes the same images."
+    )
+
+
 @pytest.mark.parametrize("change", [{"ranks": 2}, {"torch": "2.11.0"}, {"code": "3c4d"}, {"warmup": "1ep"}])
 def test_runs_on_other_ranks_or_versions_are_another_group(made, compared, tmp_path, change):
     paths = [made.write(tmp_path / "a", made.Made()), made.write(tmp_path / "b", made.Made(seed=1, **change))]

@@ -67,6 +67,13 @@ def test_a_setting_of_one_group_only_differs():
         ),
         ([{"optim.lr": "0.1", "paceline": "1"}, {"optim.lr": "0.2", "paceline": "2"}], ["lr 0.1", "lr 0.2"]),
         ([{"checkpoint.every": "1ep"}, {"checkpoint.every": "2ep"}], ["checkpoint.every=1ep", "checkpoint.every=2ep"]),
+        (
+            [
+                {"data.source.name": "folder", "data.source.root": "photos", "data.source.channels": "3"},
+                {"data.source.name": "pack", "data.source.root": "photos.pack", "data.source.cache_gb": "50.0"},
+            ],
+            ["folder", "pack"],
+        ),
         ([{}, {}], ["x", "y"]),
     ],
 )

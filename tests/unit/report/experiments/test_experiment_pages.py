@@ -60,7 +60,7 @@ def test_no_page_has_markup_from_outside(result, text_of, without_own_scripts):
 
 def test_every_page_names_its_experiment_and_the_source_of_its_figures(result, text_of):
     page = text_of(result)
-    assert "Figures are those of experiment.json" in page and "Run report" not in page
+    assert "Numbers are those of experiment.json" in page and "Run report" not in page
     assert "batch_size: 128" in page
 
 
@@ -94,7 +94,7 @@ def test_of_many_rows_the_first_are_open(made, text_of):
     result = made.tune()
     page = text_of(update(result, tried=[update(result.tried[0], parity=None)] * 50))
     assert page.count("<summary>more settings</summary>") == 1
-    assert page.partition("<summary>more settings</summary>")[0].count("data.loader=resident</code>") == 40
+    assert page.partition("<summary>more settings</summary>")[0].count("data.loader=<wbr>resident</code>") == 40
     assert "the first 40 of 50 are drawn" in page and page.count('class="track"') == 42
 
 

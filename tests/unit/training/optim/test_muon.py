@@ -94,5 +94,5 @@ def test_channels_last_filters_move_alike():
         MuonOptimizer([{"params": [filters]}], lr=0.1, **options).step()
         assert filters.is_contiguous(memory_format=layout)
         moved.append(filters.detach().contiguous())
-    # torch's strided and vectorised kernels differ by a rounding of float32.
+    # torch's strided and vectorized kernels differ by a rounding of float32.
     torch.testing.assert_close(*moved, rtol=1e-6, atol=1e-6)
