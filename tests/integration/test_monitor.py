@@ -97,4 +97,6 @@ def test_code_of_a_file_needs_consent(paceline, tmp_path: Path) -> None:
     (tmp_path / "own_metric.py").write_text(METRICS)
     for field in ("metrics: [own_metric:wrong]", "monitor: own_metric:wrong", "loss: own_metric:wrong"):
         (tmp_path / "recipe.yaml").write_text(f"extends: synthetic\ntrain:\n  {field}\n")
-        paceline("train", "recipe.yaml").assert_error("recipe.yaml:3: train.", "is code", "--own-code")
+        paceline("train", "recipe.yaml").assert_error(
+            "recipe.yaml:3: train.", "own_metric:wrong is custom code", "--own-code"
+        )
