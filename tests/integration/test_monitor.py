@@ -21,6 +21,10 @@ def constant(scores, labels):
     return 0.5
 
 
+def broken(scores, labels):
+    raise KeyError("weights")
+
+
 wrong.minimize = True
 """
 TIMES = ("trained_s", "train_s", "epoch_s", "images_per_s")
@@ -100,3 +104,13 @@ def test_code_of_a_file_needs_consent(paceline, tmp_path: Path) -> None:
         paceline("train", "recipe.yaml").assert_error(
             "recipe.yaml:3: train.", "own_metric:wrong is custom code", "--own-code"
         )
+
+
+def test_a_metric_that_raises_on_rank_0_ends_all_ranks_with_one_line(paceline, tmp_path: Path) -> None:
+    (tmp_path / "own_metric.py").write_text(METRICS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    completed = paceline(
+        *ARGS, "train.metrics=[own_metric:broken]", "--ranks", "2", "--run-dir", "run", PYTHONPATH=path
+    )
+    (line,) = [each for each in completed.err.splitlines() if "error: " in each]
+    assert completed.code == 2 and "own_metric:broken raised KeyError: 'weights' at " in line
