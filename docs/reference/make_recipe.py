@@ -30,9 +30,9 @@ with its dotted path as the key: `optim.lr=0.4`, `data.augment=[pad_crop,flip]`.
 
 - A **duration** is a number and a unit: `5ep` (epochs), `500st` (optimizer steps), `50000img` (images) or
   `10%` (of the run). A **time** is `90s`, `30min` or `2h`.
-- `data.source`, `optim` and `schedule` have variants. `name` chooses one, and the other fields depend on it.
-  Choosing another name drops the fields set for the previous one.
-- An entry of `data.augment` is a name, or a mapping with a `name`: `{name: pad_crop, padding: 2}`.
+- `data.source`, `optim`, `schedule` and `train.loss` have variants. `name` chooses one, and the other fields depend on
+  it. Choosing another name drops the fields set for the previous one.
+- `train.loss` and the entries of `data.augment` are names, or mappings with a `name`: `{name: pad_crop, padding: 2}`.
 - Where `package.module:Name` is among the variants, `name` may be the import path of
   [your own code](../../how-to/extend.md).
 - `[a, b)` is a range that includes a and excludes b. "(required)" marks a field without a default: a recipe sets
@@ -143,7 +143,7 @@ class Schema:
 
     def _variants(self, field: Node) -> dict[str, Node]:
         """Return the variants of `field`, or of its items, by name in the order of the schema."""
-        options = [field, *field.get("items", {}).get("anyOf", [])]
+        options = [field, *field.get("anyOf", []), *field.get("items", {}).get("anyOf", [])]
         union: Node = next((option for option in options if "discriminator" in option), {"oneOf": []})
         nodes = [self._resolved(option) for option in union["oneOf"]]
         return {node["properties"]["name"].get("const", IMPORT_PATH_FORM): node for node in nodes}
@@ -192,8 +192,8 @@ def _pattern_name(pattern: str) -> str:
     """Return the name of a text pattern."""
     if pattern == PATH_PATTERN:
         return "import path"
-    names = [name for unit, name in (("(ep|", "duration"), ("s|min|", "time")) if unit in pattern]
-    return ", ".join(names) or "text"
+    units = (("(ep|", "duration"), ("s|min|", "time"), ("^top", "`topK`"))
+    return ", ".join(name for unit, name in units if unit in pattern) or "text"
 
 
 def _join_codes(values: Iterable[object]) -> str:

@@ -24,6 +24,7 @@ from paceline.recipe.schema.train import Ema, Parallel
 from paceline.training.ema import build_weight_average
 from paceline.training.evaluator import ModelEvaluator, SplitEvaluator
 from paceline.training.precision import build_precision
+from paceline.training.scores import ExtraMetrics
 
 CPU = torch.device("cpu")
 WAYS = {
@@ -70,7 +71,12 @@ def evaluator(place: DeviceTransfer, strategy: Strategy, shard: EvalShard) -> Sp
         strategy=strategy,
         device=CPU,
         num_worst=WORST,
+        metrics=ExtraMetrics(("f1", "weighted_precision", "top3", "auroc", "weighted_ap", "own"), {"own": brier_score}),
     )
+
+
+def brier_score(scores: Tensor, labels: Tensor) -> float:
+    return float((scores.double() - functional.one_hot(labels, scores.shape[1])).square().sum(dim=1).mean())
 
 
 def evaluate_all(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]:
@@ -106,7 +112,9 @@ def evaluate_all(way: Parallel, rank: int, world_size: int) -> dict[str, Tensor]
 
 
 def numbers(result: EvalResult) -> Tensor:
-    return torch.tensor(list(result.model_dump().values()), dtype=torch.float64)
+    values = result.to_row("python")
+    assert len(values) == 6 + 6
+    return torch.tensor(list(values.values()), dtype=torch.float64)
 
 
 def run(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:

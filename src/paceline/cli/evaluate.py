@@ -18,6 +18,9 @@ from paceline.data.files import expand_path, printable
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Patch, load
 
+_IMPORTED = ("model", "data.source", "train.metrics", "train.monitor")
+"""Fields whose plugins an evaluation imports."""
+
 if TYPE_CHECKING:
     from paceline.core.dataset import Source
     from paceline.core.results import ClassCount, EvalReport
@@ -27,8 +30,9 @@ def evaluate(options: EvalOptions) -> int:
     """Run `paceline eval`, and return the exit code."""
     rundir = RunDir.existing(options.run)
     name = str(rundir.path)
-    original, loaded = load(name).recipe, load(name, Patch.parse(options.overrides))
-    require_consent(loaded, own_code=options.own_code, paths=("model", "data.source"))
+    named = [f"train.metrics=[{options.metrics}]"] if options.metrics else []
+    original, loaded = load(name).recipe, load(name, Patch.parse([*options.overrides, *named]))
+    require_consent(loaded, own_code=options.own_code, paths=_IMPORTED)
     recipe = loaded.recipe
     world = enter_world()
     num_ranks = ranks_to_start(options.ranks, world, recipe.parallel, oversubscribe=options.oversubscribe)
@@ -78,13 +82,22 @@ def show_evaluation(report: "EvalReport", checkpoint: Path, *, as_json: bool, pe
 def evaluation_json(report: "EvalReport", classes: Iterable["ClassCount"]) -> dict[str, Any]:
     """Return an evaluation as plain values, raw weights at the top level."""
     values = report.model_dump(mode="json", exclude_none=True)
-    table = [{"class": each.name, "images": each.images, "correct": each.correct} for each in classes]
+    table = [_class_row(each) for each in classes]
     output = {**values.pop("val"), **values}
     if report.gap is not None:
         output["gap"] = report.gap
     if report.health:
         output["health"] = [each.model_dump(mode="json") for each in report.health]
     return {**output, "classes": table} if table else output
+
+
+def _class_row(each: "ClassCount") -> dict[str, Any]:
+    from paceline.report.text import finite_or_none
+
+    measured = {"predicted": each.predicted, "precision": each.precision, "f1": each.f1}
+    scored = {"auroc": finite_or_none(each.auroc), "ap": finite_or_none(each.ap)}
+    row = {"class": each.name, "images": each.images, "correct": each.correct}
+    return row | {name: value for name, value in (measured | scored).items() if value is not None}
 
 
 def _write_outputs(

@@ -156,6 +156,10 @@ class EvalOptions:
     ranks: Ranks = "auto"
     checkpoint: Checkpoint = "last"
     classes: Annotated[bool, _flag("--classes", help="Show the accuracy of every class.")] = False
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Report these metrics too, such as f1,auroc (train.metrics)."),
+    ] = None
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst mistakes to this folder.")
     ] = None

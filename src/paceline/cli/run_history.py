@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core.errors import CheckpointError
 from paceline.core.goodput import Mtbf, observed_mtbf
 from paceline.core.json_file import read_json
-from paceline.core.results import CheckpointResult, GoodputResult
+from paceline.core.results import FINISHED, CheckpointResult, GoodputResult
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, read_state
@@ -57,7 +57,7 @@ def read_run_history(rundir: RunDir, section: Checkpoint) -> RunHistory:
     trained_s = ended[-1].end.trained_s if ended and ended[-1].end else 0.0
     spent, saved_s = _saved_times(saved, rundir)
     # A run that ended in any other way may have been resumed since.
-    is_over = result is not None and result.status in ("completed", "target_reached")
+    is_over = result is not None and result.status in FINISHED
     so_far = compute_goodput(ended, trained_s, spent) if ended else None
     return RunHistory(
         step_s=steps,

@@ -9,6 +9,7 @@ from typing import Any, Final, TextIO
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
+from paceline.core.metric import format_metric, metric_label
 from paceline.core.results import ClassTable, EvalResult
 from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.core.units import accuracy, count, duration, per_second, seconds
@@ -298,6 +299,7 @@ def _eval_text(record: EvalRecord) -> str:
     report = record.report
     val = report.val
     parts = [*_accuracy_texts("val", val, report.classes), f"loss {val.loss:.4f}"]
+    parts += (f"{metric_label(name)} {format_metric(name, each)}" for name, each in (val.metrics or {}).items())
     if report.ema is not None:
         parts += _accuracy_texts("ema", report.ema, report.classes, with_top5=False)
     if report.train is not None:

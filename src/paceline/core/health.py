@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Self
 
-from paceline.core.results import BatchNormCheck, ClassCount, EvalReport, EvalResult, Finding, Status
+from paceline.core.results import FINISHED, BatchNormCheck, ClassCount, EvalReport, EvalResult, Finding, Status
 from paceline.core.statistics import CONFIDENCE, NORMAL_QUANTILE, wilson_interval
 from paceline.core.units import accuracy, count
 
@@ -100,6 +100,7 @@ class RunHistory:
     status: Status | None = None  # None for an unfinished run, and with `is_alone`
     is_alone: bool = False  # weights that are evaluated without their run
     losses: Sequence[tuple[int, float]] = ()  # (step, logged training loss)
+    has_cross_entropy: bool = True  # whether `losses` are cross-entropies, which can be compared with guessing
     classes: Sequence[ClassCount] = ()  # of the last evaluation, as is `confusion`
     confusion: Sequence[Sequence[int]] = ()
     steps: int = 0
@@ -125,7 +126,7 @@ class RunHistory:
     @property
     def is_running(self) -> bool:
         """Whether the run has not finished."""
-        return not self.is_alone and self.status not in ("completed", "target_reached")
+        return not self.is_alone and self.status not in FINISHED
 
     @property
     def is_too_short(self) -> bool:
@@ -247,7 +248,7 @@ def _why_useless(history: RunHistory) -> str:
     chance = math.log(max(2, sum(each.images > 0 for each in history.classes)))
     if history.batch_norm is not None and _is_lagging(history.batch_norm):
         return "The weights are not lost: see batch norm lags."
-    if not history.losses:
+    if not history.losses or not history.has_cross_entropy:
         return "Check the labels, data.mean and data.std, and lower optim.lr."
     end = _mean_before(history.losses, history.losses[-1][0])
     if end >= 0.95 * chance:

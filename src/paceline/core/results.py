@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,17 @@ from paceline.core.statistics import Interval
 from paceline.core.units import count, milliseconds, number, size
 
 SCHEMA_VERSION = 3
-Status = Literal["completed", "target_reached", "preempted", "failed"]
+Status = Literal["completed", "target_reached", "patience_reached", "time_reached", "preempted", "failed"]
+FINISHED: Final = frozenset({"completed", "target_reached", "patience_reached", "time_reached"})
+"""Statuses of a run that ended as its recipe says."""
 CPU_STARVED: Final = "cpu-starved"
 """Bottleneck of a run whose cores other processes used: its other measurements are not reliable."""
 IMBALANCE_RATIO: Final = 10
 """Ratio of the largest class to the smallest from which top-1 hides the rare classes."""
 _CORNER = "true\\predicted"
 _COLUMNS = ("class", "images", "correct", "accuracy")
+_PREDICTION_COLUMNS = ("predicted", "precision", "f1")
+_SCORE_COLUMNS = ("auroc", "ap")
 _CALIBRATION_COLUMNS = ("above", "up_to", "images", "correct", "accuracy", "confidence")
 
 
@@ -42,16 +47,33 @@ class MisclassifiedImage:
 
 @dataclass(frozen=True)
 class ClassCount:
-    """Number of images of a class, and how many of them were classified correctly."""
+    """Number of images of a class, and how many of them were classified correctly.
+
+    `predicted` is the number of images of any class that were classified as this one. `auroc` and `ap` (average
+    precision) are of this class against all others, NaN if they are undefined. None: not measured.
+    """
 
     name: str
     images: int
     correct: int
+    predicted: int | None = None
+    auroc: float | None = None
+    ap: float | None = None
 
     @property
     def accuracy(self) -> float:
-        """Share of correctly classified images, 0 to 1. Only for a class with images."""
+        """Share of correctly classified images, 0 to 1: the recall. Only for a class with images."""
         return self.correct / self.images
+
+    @property
+    def precision(self) -> float | None:
+        """Share of correct ones among the images classified as this class; None without any."""
+        return self.correct / self.predicted if self.predicted else None
+
+    @property
+    def f1(self) -> float | None:
+        """Harmonic mean of precision and recall, 2 TP / (2 TP + FP + FN); None without images."""
+        return None if self.predicted is None or not self.images else 2 * self.correct / (self.images + self.predicted)
 
 
 @dataclass(frozen=True)
@@ -110,11 +132,21 @@ def worst_classes(classes: Iterable[ClassCount], number: int) -> list[ClassCount
 
 
 def classes_csv(table: ClassTable) -> str:
-    """Return a CSV table with a row per class; accuracy is empty for a class without images."""
+    """Return a CSV table with a row per class, of what was measured; undefined values are empty."""
     rows = [
         [to_cell(each.name), each.images, each.correct, each.accuracy if each.images else ""] for each in table.classes
     ]
-    return _to_csv([_COLUMNS, *rows])
+    header = [*_COLUMNS]
+    for names in (_PREDICTION_COLUMNS, _SCORE_COLUMNS):
+        if any(getattr(each, name) is not None for each in table.classes for name in names):
+            header += names
+            for row, each in zip(rows, table.classes, strict=True):
+                row += [_or_empty(getattr(each, name)) for name in names]
+    return _to_csv([header, *rows])
+
+
+def _or_empty(value: float | None) -> float | str:
+    return "" if value is None or math.isnan(value) else value
 
 
 def confusion_csv(table: ClassTable) -> str:
@@ -128,9 +160,26 @@ def read_classes_csv(text: str) -> tuple[ClassCount, ...]:
     """Parse the output of `classes_csv`. Raise `PacelineError` for anything else."""
     try:
         rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        return tuple(ClassCount(from_cell(row["class"]), int(row["images"]), int(row["correct"])) for row in rows)
+        return tuple(
+            ClassCount(
+                from_cell(row["class"]),
+                int(row["images"]),
+                int(row["correct"]),
+                int(row["predicted"]) if row.get("predicted") else None,
+                *(_parse_share(row[name]) if name in row else None for name in _SCORE_COLUMNS),
+            )
+            for row in rows
+        )
     except (KeyError, TypeError, ValueError, csv.Error):
         raise PacelineError("is not a table of classes") from None
+
+
+def _parse_share(cell: str) -> float:
+    """Return a number from 0 to 1; NaN for an empty cell. Raise `ValueError` for others."""
+    value = float(cell) if cell else math.nan
+    if value < 0 or value > 1:
+        raise ValueError(cell)
+    return value
 
 
 def calibration_csv(table: ClassTable) -> str:
@@ -175,7 +224,8 @@ class EvalResult(ResultModel):
     """One evaluation: the number of images, and shares and mean loss over them.
 
     `ece` is the expected calibration error, the mean distance between confidence and accuracy; `mean_class_accuracy` is
-    the mean of per-class accuracies. None: not measured.
+    the mean of per-class accuracies. `metrics` has those that the recipe names beyond these, by name (`core.metric`).
+    None: not measured.
     """
 
     images: int
@@ -184,6 +234,13 @@ class EvalResult(ResultModel):
     loss: MeasuredFloat
     ece: MeasuredFloat | None = None
     mean_class_accuracy: float | None = None
+    metrics: dict[str, MeasuredFloat] | None = None
+
+    def to_row(self, mode: Literal["json", "python"] = "json") -> dict[str, Any]:
+        """Return all values as one flat mapping, `metrics` by their names."""
+        values = self.model_dump(mode=mode)
+        metrics = values.pop("metrics")
+        return values | (metrics or {})
 
 
 class Finding(ResultModel):
@@ -477,15 +534,16 @@ class RunResult(ResultModel):
     """The result of a run.
 
     `eval` is the last evaluation, `ema` that of the averaged weights, `train_eval` that on training images (None: off
-    in the recipe), and `gap` top-1 of `train_eval` minus that of `eval`. `best` is the best evaluation of the averaged
-    weights if there are any, else of the raw ones, after `best_step` steps and `best_epoch` epochs. `skipped_steps` had
-    a NaN or infinite loss or gradient. `bad_images` counts distinct images that could not be read. `trained_parameters`
-    are those not frozen. `loader` and `host_to_device` are None with `measure.clock=off`, `communication` also without
-    DDP's averaging, and `straggler` likewise and on one rank, for which `ranks` is empty. `cpu` is None if the kernel
-    does not report how long threads wait. `health` has the findings, the worst first (None on other ranks). `verdict`
-    has `bottleneck`, `evidence`, `ceiling` and `try`. `provenance` records hardware, versions and how the run was
-    started; in a batch job also `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set by
-    `paceline.train`. Other fields are None in results from before they were recorded.
+    in the recipe), and `gap` top-1 of `train_eval` minus that of `eval`. `best` is the best evaluation of the
+    averaged weights if there are any, else of the raw ones, after `best_step` steps and `best_epoch` epochs, by the
+    metric `monitor`. `skipped_steps` had a NaN or infinite loss or gradient. `bad_images` counts distinct images that
+    could not be read. `trained_parameters` are those not frozen. `loader` and `host_to_device` are None with
+    `measure.clock=off`, `communication` also without DDP's averaging, and `straggler` likewise and on one rank, for
+    which `ranks` is empty. `cpu` is None if the kernel does not report how long threads wait. `health` has the
+    findings, the worst first (None on other ranks). `verdict` has `bottleneck`, `evidence`, `ceiling` and `try`.
+    `provenance` records hardware, versions and how the run was started; in a batch job also `job_id`, and
+    `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set by `paceline.train`. Other fields are None in
+    results from before they were recorded.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -506,6 +564,7 @@ class RunResult(ResultModel):
     best: EvalResult | None
     best_step: int | None = None
     best_epoch: float | None = None
+    monitor: str | None = None
     throughput: ThroughputResult
     time: TimeResult
     goodput: GoodputResult | None = None

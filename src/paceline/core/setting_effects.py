@@ -13,8 +13,12 @@ _CHANGES_RESULT: Final = (
     "schedule",
     "train.class_weights",
     "train.label_smoothing",
+    "train.loss",
     "train.ema.decay",
     "train.ema.warmup",
+    "train.max_time",
+    "train.monitor",
+    "train.patience",
     "train.stop",
 )
 """Dotted paths of fields, or of sections with all their fields."""

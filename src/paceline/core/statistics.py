@@ -113,6 +113,18 @@ def _t_quantile(degrees: float) -> float:
 
 
 @dataclass(frozen=True)
+class Patience:
+    """How long a run continues without a better evaluation: a number of `evaluations` or of `steps`; 0 is no limit."""
+
+    evaluations: int = 0
+    steps: int = 0
+
+    def is_exhausted(self, evaluations: int, steps: int) -> bool:
+        """Return whether the last evaluation was this many `evaluations` and `steps` after the best one, or more."""
+        return 0 < self.evaluations <= evaluations or 0 < self.steps <= steps
+
+
+@dataclass(frozen=True)
 class TargetCriterion:
     """A target top-1 accuracy `level`, and the number of consecutive evaluations that must reach it."""
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Final
 
 from paceline.core.errors import PacelineError
-from paceline.core.results import RunResult, starved_note
+from paceline.core.results import FINISHED, RunResult, starved_note
 from paceline.core.run_dir import RunDir
 from paceline.core.units import duration
 from paceline.lab.process import ProcessStarter, extract_error, start_process, terminate_process
@@ -28,7 +28,6 @@ _GPU_VERSION_KEYS: Final = ("cuda", "nccl", "driver")
 _QUERY_TIMEOUT_S: Final = 600.0
 """Time limit for a process that describes its machine; it imports torch, on a cluster from a slow disk."""
 _EXIT_FAILED: Final = 1
-_COMPLETED_STATUSES: Final = ("completed", "target_reached")
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ class TrialRunner:
         ranks = self.get_ranks(trial)
         recipe = resolve_batch(apply_patch(self.recipe, trial.patch), ranks)
         is_same = result.recipe_hash == recipe.hash and result.world_size == ranks
-        is_complete = result.status in _COMPLETED_STATUSES and not self._lacks_speed(result)
+        is_complete = result.status in FINISHED and not self._lacks_speed(result)
         return TrialOutcome(trial, repeat, rundir, result, is_reused=True) if is_same and is_complete else None
 
     def _find_reusable(self, policy: ReusePolicy, trial: Trial, repeat: int) -> TrialOutcome | None:

@@ -27,13 +27,16 @@ def all_gather_rows(value: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def gather_rows_on_rank_0(row: Tensor) -> Tensor | None:
-    """Return the ranks' `row` [N] as [world_size, N] in rank 0's host memory; None on other ranks."""
+def gather_rows_on_rank_0(row: Tensor, device: torch.device | None = None) -> Tensor | None:
+    """Return the ranks' `row` [N] as [world_size, N] in rank 0's host memory; None on other ranks.
+
+    `device` is that of the process group, if `row` is not on it.
+    """
     world_size, is_main = dist.get_world_size(), dist.get_rank() == 0
     rows = torch.empty(world_size, len(row), dtype=row.dtype) if is_main else None
     length = max(1, _PIECE_BYTES // (world_size * row.element_size()))
     for start in range(0, len(row), length):
-        piece = row[start : start + length]
+        piece = row[start : start + length].to(device)
         pieces = [torch.empty_like(piece) for _ in range(world_size)] if is_main else None
         dist.gather(piece, pieces)
         if rows is not None and pieces is not None:

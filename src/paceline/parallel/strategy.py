@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from paceline.parallel.collectives import all_gather_rows, mean_over_ranks, sum_over_ranks
+from paceline.parallel.collectives import all_gather_rows, gather_rows_on_rank_0, mean_over_ranks, sum_over_ranks
 from paceline.parallel.comm_hooks import CommHook, PowerSGD
 
 SwitchStage = Callable[[str], None]
@@ -93,6 +93,14 @@ class Strategy:
     def all_gather(self, value: Tensor) -> Tensor:
         """Return [world_size, *value.shape] on every rank, whose row r is the `value` of rank r."""
         return value.unsqueeze(0) if self.world_size == 1 else all_gather_rows(value)
+
+    @final
+    def gather_on_rank_0(self, row: Tensor, device: torch.device) -> Tensor | None:
+        """Return the ranks' `row` [N], in host memory, as [world_size, N] on rank 0; None on the others.
+
+        It is sent in pieces through `device`, that of the process group. Collective.
+        """
+        return row.unsqueeze(0) if self.world_size == 1 else gather_rows_on_rank_0(row, device)
 
 
 class SingleDevice(Strategy):

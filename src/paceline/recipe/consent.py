@@ -10,8 +10,8 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 
 OWN_CODE: Final = "--own-code"
-_SECTIONS: Final = ("model", "data.source", "optim")
-_LISTS: Final = ("data.augment", "log.sinks")
+_SECTIONS: Final = ("model", "data.source", "optim", "train.loss")
+_LISTS: Final = ("data.augment", "log.sinks", "train.metrics")
 
 
 def require_consent(loaded: LoadedRecipe, *, own_code: bool, paths: tuple[str, ...] = ("",)) -> None:
@@ -20,9 +20,8 @@ def require_consent(loaded: LoadedRecipe, *, own_code: bool, paths: tuple[str, .
         return
     # Plugins named on the command line or by a script need no consent: the user typed them.
     for plugin in plugins_of(loaded.recipe):
-        field = f"{plugin.path}.name"
-        if plugin.path.startswith(paths) and loaded.stack.file_of(field):
-            raise _refusal(loaded.stack.origin(field), field, plugin.name)
+        if plugin.path.startswith(paths) and loaded.stack.file_of(plugin.field):
+            raise _refusal(loaded.stack.origin(plugin.field), plugin.field, plugin.name)
 
 
 def require_consent_to_settings(settings: Mapping[str, Any], place: str, *, own_code: bool) -> None:
@@ -58,15 +57,18 @@ def _find_plugin_names(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]
     """Yield the field and the name of each plugin in nested `settings`, which may be invalid."""
     for path in _SECTIONS:
         section = _get_at(settings, path)
-        name = section.get("name") if isinstance(section, Mapping) else None
+        name = section.get("name") if isinstance(section, Mapping) else section
         if isinstance(name, str) and is_plugin_name(name):
             yield f"{path}.name", name
+    monitor = _get_at(settings, "train.monitor")
+    if isinstance(monitor, str) and is_plugin_name(monitor):
+        yield "train.monitor", monitor
     for path in _LISTS:
         items = _get_at(settings, path)
         for position, item in enumerate(items if isinstance(items, list | tuple) else ()):
             name = item.get("name") if isinstance(item, Mapping) else item
             if isinstance(name, str) and is_plugin_name(name):
-                yield f"{path}[{position}].name", name
+                yield f"{path}[{position}]{'' if path == 'train.metrics' else '.name'}", name
 
 
 def _get_at(settings: Mapping[str, Any], path: str) -> Any:

@@ -19,7 +19,7 @@ from paceline.recipe.errors import choices, explain
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import BUILT_IN_MODELS_ONLY
-from paceline.recipe.schema.train import REPLACED_WHOLE
+from paceline.recipe.schema.train import REPLACED_WHOLE, Train
 from paceline.recipe.yaml import read_yaml_file, read_yaml_value
 
 DEFAULT = "digits"
@@ -316,6 +316,7 @@ def _default_variants() -> dict[str, str]:
         "data.source": fields["data"].default.source.name,
         "optim": fields["optim"].default.name,
         "schedule": fields["schedule"].default.name,
+        "train.loss": Train.model_fields["loss"].default.name,
     }
 
 
@@ -325,6 +326,8 @@ def _drop_replaced(values: dict[str, Any], over: dict[str, Any], variants: dict[
         base, change = _get_section(values, parents), _get_section(over, parents)
         if not isinstance(change.get(leaf), dict):
             continue
+        if isinstance(base.get(leaf), str):  # a bare name
+            base[leaf] = {"name": base[leaf]}
         old, new = base.get(leaf), change[leaf]
         if isinstance(old, dict) and "name" in new and new["name"] != old.get("name", default):
             del base[leaf]

@@ -21,7 +21,7 @@ from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.base import LIBRARIES, is_plugin_name, refusal_reason
 from paceline.recipe.schema.optim import OwnOptim
 from paceline.recipe.schema.source import OwnSource
-from paceline.recipe.schema.train import OwnSink
+from paceline.recipe.schema.train import OwnLoss, OwnSink, Train
 
 _MAIN: Final = "__main__"
 _MAX_ERROR_CHARS: Final = 200
@@ -33,18 +33,22 @@ class PluginContract:
     """The arguments that paceline passes to a plugin, and the attributes that the result must have.
 
     `positional` and `keyword` are passed in addition to the recipe's `args`. `methods` maps each required attribute to
-    its signature, for error messages.
+    its signature, for error messages. `takes_args` is whether the recipe can give it arguments.
+    With `may_be_class` a class is called with `args`, and its object with `positional`.
     """
 
     kind: str
     keyword: tuple[str, ...] = ()
     positional: tuple[str, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
+    takes_args: bool = True
+    may_be_class: bool = False
 
     @property
     def call(self) -> str:
         """The signature that the plugin needs, for error messages."""
-        return f"({', '.join((*self.positional, *self.keyword, '**args'))})"
+        args = ("**args",) if self.takes_args else ()
+        return f"({', '.join((*self.positional, *self.keyword, *args))})"
 
 
 MODEL: Final = PluginContract("a model", ("num_classes", "in_channels"))
@@ -68,6 +72,10 @@ SINK: Final = PluginContract(
 )
 
 
+LOSS: Final = PluginContract("a loss", (), ("logits", "targets"), may_be_class=True)
+METRIC: Final = PluginContract("a metric", (), ("scores", "labels"), takes_args=False)
+
+
 @dataclass(frozen=True)
 class PluginRef:
     """A plugin in a recipe: its dotted `path` there, its import path `name`, and its keyword arguments."""
@@ -77,9 +85,14 @@ class PluginRef:
     args: Mapping[str, Any]
     contract: PluginContract
 
+    @property
+    def field(self) -> str:
+        """The dotted path of the field with the import path."""
+        return f"{self.path}.name" if self.contract.takes_args else self.path
+
     def load(self) -> Callable[..., Any]:
         """Import the class or function without calling it. Raise `RecipeError` if that fails or it does not fit."""
-        factory = load_object(self.name, f"{self.path}.name")
+        factory = load_object(self.name, self.field)
         if self.contract.methods:
             # Only a class can be checked for methods before it is called.
             if not isinstance(factory, type):
@@ -97,12 +110,12 @@ class PluginRef:
         except PacelineError:  # a plugin may report an error of the user itself
             raise
         except Exception as error:
-            raise RecipeError(f"{self.path}.name: {self.name} raised {describe_error(error)} (fix it)") from error
+            raise RecipeError(f"{self.field}: {self.name} raised {describe_error(error)} (fix it)") from error
         return plugin
 
     def error(self, problem: str) -> RecipeError:
         """Return the error for a plugin that breaks its contract."""
-        return RecipeError(f"{self.path}.name: {self.name} {problem}")
+        return RecipeError(f"{self.field}: {self.name} {problem}")
 
     def _check_members(self, plugin: object) -> None:
         for name, signature in self.contract.methods.items():
@@ -116,9 +129,17 @@ class PluginRef:
             parameters = list(inspect.signature(factory).parameters.values())
         except (TypeError, ValueError):  # some C functions have no signature
             return
+        positional = () if self.contract.may_be_class and isinstance(factory, type) else self.contract.positional
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        named = [each for each in parameters[len(self.contract.positional) :] if each.kind in by_name]
+        named = [each for each in parameters[len(positional) :] if each.kind in by_name]
         names, keyword = [each.name for each in named], self.contract.keyword
+        taken = [each for each in parameters if each.kind in (*by_name, inspect.Parameter.POSITIONAL_ONLY)]
+        needed = len(positional)
+        if len(taken) < needed and not any(each.kind is each.VAR_POSITIONAL for each in parameters):
+            signature = f"{self.name.rpartition(':')[2]}{self.contract.call}"
+            raise self.error(
+                f"takes {len(taken)} of the {needed} arguments of {self.contract.kind} (define {signature})"
+            )
         takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
         refused = [name for name in keyword if not takes_any and name not in names]
         if refused:
@@ -134,6 +155,8 @@ class PluginRef:
                 raise RecipeError(f"{self.path}.args.{name}: is not an argument of {self.name}{hint}")
         for each in named:
             if each.default is each.empty and each.name not in (*keyword, *self.args):
+                if not self.contract.takes_args:
+                    raise self.error(f"needs {each.name}, which is not given (add a default)")
                 path = f"{self.path}.args.{each.name}"
                 raise RecipeError(f"{path}: is needed by {self.name} (set {path}=...)")
 
@@ -147,12 +170,23 @@ def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
         yield PluginRef("data.source", source.name, source.args, SOURCE)
     if isinstance(optim, OwnOptim):
         yield PluginRef("optim", optim.name, optim.args, OPTIMIZER)
+    yield from _plugins_of_training(recipe.train)
     for position, section in enumerate(recipe.data.augment):
         if isinstance(section, OwnAugment):
             yield PluginRef(f"data.augment[{position}]", section.name, section.args, AUGMENT)
     for position, sink in enumerate(recipe.log.sinks):
         if isinstance(sink, OwnSink):
             yield PluginRef(f"log.sinks[{position}]", sink.name, sink.args, SINK)
+
+
+def _plugins_of_training(train: Train) -> Iterator[PluginRef]:
+    if isinstance(train.loss, OwnLoss):
+        yield PluginRef("train.loss", train.loss.name, train.loss.args, LOSS)
+    for position, name in enumerate(train.metrics):
+        if is_plugin_name(name):
+            yield PluginRef(f"train.metrics[{position}]", name, {}, METRIC)
+    if is_plugin_name(train.monitor) and train.monitor not in train.metrics:
+        yield PluginRef("train.monitor", train.monitor, {}, METRIC)
 
 
 def check_plugins(recipe: Recipe) -> None:

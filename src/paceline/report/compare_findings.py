@@ -239,10 +239,11 @@ def build_notes(
     yield from _starved_notes(runs)
     for name, members in zip(names, groups, strict=True):
         yield from _group_notes(name, members, target)
-    stopped = [run for run in runs if run.status == "target_reached"]
+    stopped = [run.status for run in runs if run.status in ("target_reached", "patience_reached", "time_reached")]
     if stopped:
+        how = "at a target" if set(stopped) == {"target_reached"} else "early"
         yield (
-            f"{len(stopped)} of {count(len(runs), 'run')} stopped at a target: their last accuracy may be below "
+            f"{len(stopped)} of {count(len(runs), 'run')} stopped {how}: their last accuracy may be below "
             "what longer training would reach."
         )
     for run in runs:

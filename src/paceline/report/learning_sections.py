@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any, Final
 
+from paceline.core.metric import ALWAYS, COUNTED, SCORED, metric_label, top_k
 from paceline.core.units import accuracy, number
 from paceline.report import cells
 from paceline.report.cells import choose_time_unit
@@ -42,6 +43,7 @@ _EVALUATION_COLUMNS: Final = {
     "images_per_s": "images/s",
 }
 _MAX_EVAL_ROWS = 500
+_MAX_EXTRA_COLUMNS = 20
 _NUM_UNIT_POINTS: Final = 40  # with which one axis is drawn in the unit of another
 
 
@@ -86,6 +88,10 @@ def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
         return []
     training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
     settings, reasons = run.settings, []
+    loss = settings.get("train.loss.name", "cross_entropy")
+    if loss != "cross_entropy":
+        name = clean_text(loss, 80)
+        return [f"The training loss is {name}, and the validation loss cross-entropy: do not compare their values."]
     if settings.get("train.label_smoothing", "0.0") not in ("0", "0.0"):
         reasons.append(f"with label smoothing of {clean_text(settings['train.label_smoothing'])}")
     if settings.get("data.augment", "[]") != "[]":
@@ -193,10 +199,21 @@ def _throughput_charts(run: RunData) -> list[Chart]:
 
 def _evaluation_table(run: RunData) -> Table:
     keys = [key for key in _EVALUATION_COLUMNS if any(key in each for each in run.evals)]
+    titles = {key: title for each in run.evals[-1:] for key in each if (title := _title_of_extra(key))}
+    keys += [*titles][:_MAX_EXTRA_COLUMNS]
+    titles |= _EVALUATION_COLUMNS
     rows = [[_evaluation_cell(key, each.get(key)) for key in keys] for each in run.evals[-_MAX_EVAL_ROWS:]]
     num = len(run.evals)
     title = f"Evaluations ({num:,})" if num <= _MAX_EVAL_ROWS else f"The last {_MAX_EVAL_ROWS} of {num:,} evaluations"
-    return Table(title, [TableColumn(_EVALUATION_COLUMNS[key]) for key in keys], rows, is_folded=True)
+    return Table(title, [TableColumn(titles[key]) for key in keys], rows, is_folded=True)
+
+
+def _title_of_extra(key: str) -> str:
+    """Return the title of a metric that only some recipes name, else ""."""
+    name = key.removeprefix("ema_")
+    if not (name in (*COUNTED, *SCORED) or ":" in name or top_k(name)) or name in ALWAYS:
+        return ""
+    return f"{'averaged ' if name != key else ''}{clean_text(metric_label(name), 40)}"
 
 
 def _evaluation_cell(key: str, value: object) -> TableCell:
@@ -212,7 +229,7 @@ def _evaluation_cell(key: str, value: object) -> TableCell:
             return cells.seconds_cell(amount)
         case "images_per_s":
             return TableCell(number(amount), amount)
-        case _ if key.endswith(("top1", "top5")):
+        case _ if top_k(key.rpartition("_")[2]):
             return cells.accuracy_cell(amount)
         case _:
             return cells.loss_cell(amount)

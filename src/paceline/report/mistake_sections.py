@@ -53,18 +53,25 @@ def class_table(
     evaluated.sort(key=lambda index: error_rate_key(counts[index]))
     listed = [*evaluated, *(index for index, each in enumerate(counts) if not each.images)][:_MAX_CLASSES]
     predicted = [sum(column) for column in zip(*confusion, strict=True)]
+    counts = [
+        each if each.predicted is not None or not predicted else replace(each, predicted=number)
+        for each, number in zip(counts, predicted or [None] * len(counts), strict=True)
+    ]
+    has_predicted, has_scores = (
+        any(getattr(each, name) is not None for each in counts) for name in ("predicted", "auroc")
+    )
     rows = []
     for index in listed:
         each = counts[index]
         recall = cells.accuracy_cell(each.accuracy, bar=True) if each.images else TableCell("no images")
         row = [cells.text_cell(each.name, 80), cells.count_cell(each.images), cells.count_cell(each.correct), recall]
-        if predicted:
-            # F1 = 2 TP / (2 TP + FP + FN); precision is undefined for a class that is never predicted.
-            precision = each.correct / predicted[index] if predicted[index] else None
-            f1 = 2 * each.correct / (each.images + predicted[index]) if each.images else None
-            row += [cells.accuracy_cell(precision), cells.accuracy_cell(f1)]
+        if has_predicted:
+            row += [cells.accuracy_cell(each.precision), cells.accuracy_cell(each.f1)]
+        if has_scores:
+            row += [cells.loss_cell(finite_or_none(each.auroc)), cells.loss_cell(finite_or_none(each.ap))]
         rows.append(row)
-    titles = ["images", "correct", "recall", *(["precision", "F1"] if predicted else [])]
+    titles = ["images", "correct", "recall"]
+    titles += [*(["precision", "F1"] if has_predicted else []), *(["AUROC", "AP"] if has_scores else [])]
     more = (
         f"all {len(counts):,} classes"
         if len(listed) == len(counts)

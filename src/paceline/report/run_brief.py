@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from paceline.core.metric import describe_monitored, format_metric, metric_label
 from paceline.core.results import ClassCount, EvalReport, EvalResult, RunResult, worst_classes
 from paceline.core.run_dir import RunDir, checkpoint_name
 from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED
@@ -28,7 +29,12 @@ def run_brief(run: RunData, page: ReportPage) -> Brief:
     result = run.result
     assert result is not None
     name = clean_text(run.plan.get("recipe_name") or run.name, 60)
-    ended = {"completed": f"trained {name}", "target_reached": f"trained {name} to its target"}
+    ended = {
+        "completed": f"trained {name}",
+        "target_reached": f"trained {name} to its target",
+        "patience_reached": f"trained {name} until it stopped improving",
+        "time_reached": f"trained {name} for its time",
+    }
     headline = [
         ended.get(result.status) or f"{name}: {page.status.partition(';')[0]}",
         _describe_model(result, run.settings.get("model.name", "")),
@@ -69,6 +75,7 @@ def _evaluation_row(label: str, result: EvalResult, gap: float | None = None) ->
     pieces.append(f"loss {result.loss:,.4f}")
     if result.ece is not None:
         pieces.append(f"ECE {result.ece:.4f}")
+    pieces += [f"{metric_label(name)} {format_metric(name, each)}" for name, each in (result.metrics or {}).items()]
     if gap is not None:
         pieces.append(f"a gap of {100 * gap:+.2f} points")
     return BriefRow(label, [pieces])
@@ -95,8 +102,11 @@ def _accuracy_pieces(result: RunResult, run: RunData) -> Iterator[str]:
     if result.ema is not None:
         yield f"averaged weights (raw {accuracy(result.eval.top1)})"
     yield from _balanced_pieces(last)
-    if result.best is not None and result.best.top1 > last.top1:
-        epoch = "" if result.best_epoch is None else f" (epoch {round(result.best_epoch, 2):g})"
+    epoch = "" if result.best_epoch is None else f" (epoch {round(result.best_epoch, 2):g})"
+    if monitored := describe_monitored(result):
+        name, value, best = monitored
+        yield f"{name} {value}" + (f", best {best}{epoch}" if best else "")
+    elif result.best is not None and result.best.top1 > last.top1:
         yield f"best {accuracy(result.best.top1)}{epoch}"
     if result.train_eval is not None:
         yield f"on training images {accuracy(result.train_eval.top1)}"
@@ -202,14 +212,18 @@ def _report_row(run: RunData) -> BriefRow:
 def _next_commands(run: RunData, page: ReportPage, result: RunResult) -> Iterator[tuple[str, str]]:
     """Yield commands, and what each does."""
     path = clean_text(shlex.quote(str(run.path)), 2000)
+    own_code = " --own-code" if result.provenance.get("own_parts") else ""
     if result.status in ("preempted", "failed"):
-        own_code = " --own-code" if result.provenance.get("own_parts") else ""
         yield f"paceline train {path} --resume{own_code}", "resume"
         return
+    if result.status == "time_reached":
+        yield f"paceline train {path} --resume train.max_time=off{own_code}", "train to the end"
     if page.verdict is not None and page.verdict.command:
         yield page.verdict.command, page.verdict.ceiling.removeprefix("Ceiling: ").rstrip(".").partition(",")[0]
     last = result.ema or result.eval
+    monitored, step = describe_monitored(result), result.best_step
     is_best_earlier = result.best is not None and last is not None and result.best.top1 > last.top1
-    step = result.best_step
+    if monitored is not None:
+        is_best_earlier = bool(monitored[2])
     if is_best_earlier and step is not None and (RunDir(run.path).checkpoints / checkpoint_name(step)).is_dir():
         yield f"paceline eval {path} --checkpoint best", "evaluate the best checkpoint"

@@ -40,6 +40,8 @@ from paceline.report.timeline_sections import timeline_section
 _STATUS_TONES: Final[dict[str, Tone]] = {
     "completed": "good",
     "target_reached": "good",
+    "patience_reached": "good",
+    "time_reached": "good",
     "preempted": "warning",
     "failed": "bad",
 }
@@ -151,6 +153,7 @@ def _findings_from_logs(run: RunData) -> tuple[Finding, ...]:
             points=points,
             status=None if result is None else result.status,
             losses=training_losses(run.steps.points),
+            has_cross_entropy=run.settings.get("train.loss.name", "cross_entropy") == "cross_entropy",
             classes=run.classes,
             confusion=run.confusion if fits else (),
             steps=0 if result is None else result.steps,

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from paceline.core.metric import describe_monitored, format_metric, metric_label
 from paceline.core.results import (
     AccountResult,
     CheckpointResult,
@@ -46,6 +47,7 @@ def _describe_evaluation(result: EvalResult) -> str:
         parts.append(f"balanced accuracy {accuracy(result.mean_class_accuracy)}")
     if result.ece is not None:
         parts.append(f"ECE {result.ece:.4f}")
+    parts += (f"{metric_label(name)} {format_metric(name, each)}" for name, each in (result.metrics or {}).items())
     return ", ".join([*parts, count(result.images, "image")])
 
 
@@ -91,15 +93,19 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
 
 def _best_figure(result: RunResult, last: EvalResult, rundir: Path) -> Iterator[KeyFigure]:
     best, step = result.best, result.best_step
-    if best is None or best.top1 <= last.top1:
+    title, cell = "best top-1", cells.accuracy_cell(best.top1 if best else None)
+    if monitored := describe_monitored(result):
+        name, value, best_value = monitored
+        title, cell = (f"best {name}", TableCell(best_value)) if best_value else (name, TableCell(value))
+    if best is None or (monitored is None and best.top1 <= last.top1):
         return
     if step is None:
-        yield KeyFigure("best top-1", cells.accuracy_cell(best.top1))
+        yield KeyFigure(title, cell)
         return
     epoch = "" if result.best_epoch is None else f", epoch {round(result.best_epoch, 2):g}"
     is_kept = (RunDir(rundir).checkpoints / checkpoint_name(step)).is_dir()
     note = f"at step {step:,}{epoch}, {'--checkpoint best' if is_kept else 'not kept'}"
-    yield KeyFigure("best top-1", cells.accuracy_cell(best.top1), note)
+    yield KeyFigure(title, cell, note)
 
 
 def wall_clock_parts(account: AccountResult) -> dict[str, float]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.core.statistics import TargetCriterion
+from paceline.core.statistics import Patience, TargetCriterion
 from paceline.data.batch import Batch
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure.profiler import require_nvtx
@@ -25,11 +25,13 @@ from paceline.parallel.device import generators
 from paceline.parallel.process_group import RankStore
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plan import Plan
+from paceline.recipe.schema.train import Train
 from paceline.training.checkpoint import load_model
 from paceline.training.context import RunContext
-from paceline.training.coordinator import BadImageRegistry, StepCoordinator
+from paceline.training.coordinator import BadImageRegistry, StepCoordinator, never_up
 from paceline.training.ema import build_weight_average
 from paceline.training.first_inputs import MAX_IMAGES, FirstInputs
+from paceline.training.goodput import GoodputTracker
 from paceline.training.init_weights import (
     InitialWeights,
     find_initial_checkpoint,
@@ -37,7 +39,7 @@ from paceline.training.init_weights import (
     restored_origin,
 )
 from paceline.training.logging.base import build_sample_trace
-from paceline.training.loss import CrossEntropy, build_loss
+from paceline.training.loss import build_loss
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.measurements import RunMeter
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
@@ -50,6 +52,7 @@ from paceline.training.precision import Precision
 from paceline.training.preemption import Deadline, build_deadline
 from paceline.training.process import RunProcess
 from paceline.training.saver import CheckpointSaver, TrainingState
+from paceline.training.scores import build_monitor
 from paceline.training.state import StepInterval, TrainState
 from paceline.training.trainer import CaptureStep, EagerStep, OptimizerUpdate, StepSeeder, Trainer
 
@@ -69,7 +72,7 @@ class PreparedModel:
     """
 
     replica: nn.Module
-    criterion: CrossEntropy
+    criterion: nn.Module
     training_state: TrainingState
     state: TrainState
     compile_s: float
@@ -169,7 +172,9 @@ def build_training_state(
     named = precision.optimized_parameters(model)
     optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
-    schedule = build_lr_schedule(recipe.schedule, context.plan)
+    schedule = build_lr_schedule(
+        recipe.schedule, context.plan, is_minimized=build_monitor(recipe, default="loss").is_minimized
+    )
     extra_state = ExtraOptimizerState.from_optimizer(optimizer, recipe.optim.name)
     return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state)
 
@@ -246,8 +251,13 @@ def build_trainer(
             save_timer,
             bad_images.for_split("train"),
             replica_check,
+            build_time_limit(recipe.train, outputs.goodput),
         ),
         target=None if stop == "off" else TargetCriterion(stop.top1, stop.patience),
+        patience=build_patience(recipe.train, plan),
+        monitor=build_monitor(recipe),
+        plateau_metric=build_monitor(recipe, default="loss"),
+        has_max_time=recipe.train.max_time != "off",
         clock=clock,
         logger=MetricsLogger(plan, strategy, schedule, outputs.sinks, trace, timer, accuracy, state, clock.pop_shares),
         seeder=StepSeeder(recipe.seed, world.rank, generators(context.device)),
@@ -257,6 +267,23 @@ def build_trainer(
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
     )
+
+
+def build_patience(section: Train, plan: Plan) -> Patience:
+    """Return the patience of `train.patience`, with durations converted to steps by `plan`."""
+    if section.patience == "off":
+        return Patience()
+    if isinstance(section.patience, int):
+        return Patience(evaluations=section.patience)
+    return Patience(steps=max(1, plan.steps(section.patience)))
+
+
+def build_time_limit(section: Train, goodput: GoodputTracker | None) -> Callable[[], bool]:
+    """Return whether the time of `train.max_time` is up, by rank 0's clock; other ranks, without `goodput`, follow."""
+    if section.max_time == "off" or goodput is None:
+        return never_up
+    limit_s = section.max_time.seconds
+    return lambda: goodput.running_s() >= limit_s
 
 
 def _build_input_recorder(context: RunContext, process: RunProcess, precision: Precision) -> Callable[[Batch], None]:

@@ -49,6 +49,7 @@ from paceline.training.evaluator import (
     never_stop,
 )
 from paceline.training.precision import Precision, build_precision, set_numerics
+from paceline.training.scores import NO_METRICS, ExtraMetrics
 
 _IMAGES_TO_CHECK = 512
 """Images per rank for the BatchNorm check; the standard error is at most 2 percentage points."""
@@ -196,7 +197,9 @@ class RunContext:
         """
         plan, datasets = self.plan, self.datasets
 
-        def evaluator(split: Split, source: Source, num_images: int, num_worst: int = 0) -> SplitEvaluator:
+        def evaluator(
+            split: Split, source: Source, num_images: int, num_worst: int = 0, metrics: ExtraMetrics = NO_METRICS
+        ) -> SplitEvaluator:
             loader, num_batches = self.create_eval_loader(source, num_images)
             return SplitEvaluator(
                 loader=loader,
@@ -211,9 +214,11 @@ class RunContext:
                 should_stop=should_stop,
                 bad_images=bad_images.for_split(split) if bad_images else None,
                 num_worst=num_worst,
+                metrics=metrics,
             )
 
-        val = evaluator("val", datasets.val, plan.val_images, self.recipe.log.worst)
+        metrics = ExtraMetrics.from_recipe(self.recipe)
+        val = evaluator("val", datasets.val, plan.val_images, self.recipe.log.worst, metrics)
         if self.recipe.train.eval_train == "off":
             return ModelEvaluator(val, average)
         return ModelEvaluator(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))

@@ -85,15 +85,21 @@ class SplitBadImages:
         self.registry.sync()
 
 
-NUM_FLAGS: Final = 3
-"""Flags per step: stop, save, and new bad images."""
+NUM_FLAGS: Final = 4
+"""Flags per step: stop, save, new bad images, and whether the time of `train.max_time` is up."""
 
 
 class StepDecision(NamedTuple):
-    """Whether to save a checkpoint, and whether to save and stop."""
+    """Whether to save a checkpoint, whether to save and stop, and whether the run's time is up."""
 
     save: bool
     stop: bool
+    is_time_up: bool = False
+
+
+def never_up() -> bool:
+    """Return False: the time of the run is not limited, or another rank measures it."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,7 @@ class StepCoordinator:
     save_timer: IntervalTimer
     bad_images: SplitBadImages
     replica_check: ReplicaCheck | None
+    is_time_up: Callable[[], bool] = never_up
 
     def poll(self, step: int, batch: Batch) -> StepDecision:
         """Return the decision after `step` steps, the last of which trained on `batch`. Collective."""
@@ -114,12 +121,16 @@ class StepCoordinator:
         if self.deadline:
             self.deadline.end_step(step)
         num_new = self.bad_images.add(batch.bad)
-        stop, save, bad = self.consensus.all_reduce_flags(
-            bool(self.interrupts.requested), self.save_timer.is_due(), num_new
+        stop, save, bad, time_up = self.consensus.all_reduce_flags(
+            bool(self.interrupts.requested), self.save_timer.is_due(), num_new, self.is_time_up()
         )
         if bad:
             self.bad_images.sync()
-        return StepDecision(save=save > 0, stop=stop > 0)
+        return StepDecision(save=save > 0, stop=stop > 0, is_time_up=time_up > 0)
+
+    def was_time_up(self) -> bool:
+        """Return whether the run's time is up before this process trains. Collective, and blocking."""
+        return bool(self.consensus.union((1,) if self.is_time_up() else ()))
 
     def is_stop_requested(self) -> bool:
         """Return whether any rank was asked to stop. Collective, and blocking."""
@@ -127,6 +138,6 @@ class StepCoordinator:
 
     def flush(self) -> None:
         """Exchange pending bad-image reports across ranks before the state is saved. Collective."""
-        *_, bad = self.consensus.flush()
+        _, _, bad, _ = self.consensus.flush()
         if bad:
             self.bad_images.sync()

@@ -43,7 +43,7 @@ def evaluate(
     read = partial(read_eval_data, recipe, run_recipe, checkpoint, print_line if world.is_main else discard_message)
     with rendezvous(world, recipe.parallel) as store, contextlib.ExitStack() as exit_stack:
         for plugin in plugins_of(recipe):
-            if plugin.path in ("model", "data.source"):
+            if plugin.path in ("model", "data.source"):  # the evaluator loads those of metrics
                 plugin.load()
         context = exit_stack.enter_context(open_context(recipe, store, read, train_ranks=1))
         if not context.plan.val_images:

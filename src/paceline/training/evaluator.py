@@ -1,7 +1,7 @@
 """Evaluate the raw and the averaged weights exactly: each image is counted once on any number of ranks."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from paceline.training.coordinator import SplitBadImages
 from paceline.training.ema import WeightAverage
 from paceline.training.metrics import EvalCounts, WorstMistakes, predict_batch
 from paceline.training.precision import Precision
+from paceline.training.scores import NO_METRICS, ExtraMetrics, ScoreCollector
 
 _BATCH_NORM_BATCH: Final = 128
 """Images per batch of the BatchNorm check."""
@@ -94,14 +95,17 @@ class SplitEvaluator:
     should_stop: Callable[[], bool] = never_stop
     bad_images: SplitBadImages | None = None  # without it, an unreadable image is an error
     num_worst: int = 0
+    metrics: ExtraMetrics = NO_METRICS
 
     def __call__(self, model: nn.Module) -> SplitEvaluation | None:
-        """Return accuracy, cross-entropy without label smoothing, and calibration. Collective.
+        """Return accuracy, cross-entropy without label smoothing, calibration, and `metrics`. Collective.
 
         Return None if a rank `should_stop`. Unreadable images are added to `bad_images`.
         """
         stopped, num_bad, num_new = False, 0, 0
-        counts = EvalCounts.zeros(len(self.class_names), self.device)
+        num_best = self.metrics.num_best
+        counts = EvalCounts.zeros(len(self.class_names), self.device, num_best if self.metrics.names else 0)
+        collector = ScoreCollector() if self.metrics.needs_scores else None
         mistakes = WorstMistakes.empty(self.num_worst, self.device) if self.num_worst else None
         with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
@@ -115,10 +119,12 @@ class SplitEvaluator:
                 device_batch = self.transfer(batch)
                 with self.precision.autocast():
                     logits = self.views(model, self.transfer.normalize(device_batch.images))
-                predictions = predict_batch(logits, device_batch.labels)
+                predictions = predict_batch(logits, device_batch.labels, num_best)
                 counts.add(predictions)
                 if mistakes:
                     mistakes.add(predictions, batch.indices)
+                if collector:
+                    collector.add(logits, device_batch.labels, batch.indices)
         total = counts.reduce(self.strategy.sum)
         flags = torch.tensor([stopped, num_bad, num_new], dtype=torch.int64, device=self.device)
         num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
@@ -132,7 +138,21 @@ class SplitEvaluator:
         if not total.images:
             raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (fix them)")
         worst = mistakes.merge_ranks(self.strategy.all_gather).to_mistakes() if mistakes else ()
-        return SplitEvaluation(total.to_result(), total.to_class_table(self.class_names), worst)
+        result, table = total.to_result(), total.to_class_table(self.class_names)
+        if self.metrics.names:
+            result, table = self._add_metrics(result, table, total.top_k_shares(), collector)
+        return SplitEvaluation(result, table, worst)
+
+    def _add_metrics(
+        self, result: EvalResult, table: ClassTable, shares: list[float], collector: ScoreCollector | None
+    ) -> tuple[EvalResult, ClassTable]:
+        images = collector.gather(self.strategy, len(self.class_names), self.device) if collector else None
+        values, classes = self.metrics.measure(table.classes, shares, images)
+        if collector and self.strategy.world_size > 1:  # rank 0 has the scores; all need what is monitored
+            row = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
+            row = row if images is not None else torch.zeros_like(row)
+            values = dict(zip(values, self.strategy.sum(row).tolist(), strict=True))
+        return result.model_copy(update={"metrics": values}), replace(table, classes=tuple(classes))
 
 
 @dataclass(frozen=True)

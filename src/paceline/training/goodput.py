@@ -199,6 +199,13 @@ class GoodputTracker:
         no_step_s = summary.unfinished_s + paused_s + finish_s
         return compute_goodput(attempts, trained_s, self.time_spent(summary), no_step_s)
 
+    def running_s(self) -> float:
+        """Return the seconds of all processes so far, without the time between them."""
+        *before, last = self._attempts
+        ends = ((each, each.end) for each in before)
+        past_s = sum(max(0.0, end.ended_s - each.start.started_s) for each, end in ends if end)
+        return past_s + self._now() - last.start.started_s
+
     def end(self, step: int, trained_s: float, status: Status) -> None:
         """Write the end of this process after `step` steps."""
         # If the disk is full, the next process estimates the end.

@@ -1,5 +1,8 @@
-"""Training loss: cross-entropy with label smoothing and class weights."""
+"""Training losses with label smoothing and class weights: cross-entropy, binary cross-entropy, focal, and plugins."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -9,11 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.core.dataset import Source
-from paceline.core.errors import RecipeError, suggest_similar
+from paceline.core.errors import PacelineError, RecipeError, suggest_similar
 from paceline.core.results import printable_class_name
+from paceline.core.units import count
 from paceline.data.sources.fingerprint import get_labels
+from paceline.recipe.plugins import LOSS, PluginRef, describe_error
 from paceline.recipe.schema.base import Off
-from paceline.recipe.schema.train import Train
+from paceline.recipe.schema.train import BceLoss, CrossEntropyLoss, FocalLoss, OwnLoss, Train
 
 
 def compute_class_weights(
@@ -82,10 +87,158 @@ class CrossEntropy(torch.nn.Module):
         return functional.cross_entropy(logits, targets, weights, reduction="none", label_smoothing=smoothing).mean()
 
 
-def build_loss(section: Train, source: Source, device: torch.device) -> tuple[CrossEntropy, str]:
-    """Return the training loss, and a note on its class weights. Raise `RecipeError` as `compute_class_weights`."""
-    weights = compute_class_weights(section.class_weights, source)
-    if weights is None:
-        return CrossEntropy(section.label_smoothing), ""
-    on_device = torch.from_numpy(weights).to(device)
-    return CrossEntropy(section.label_smoothing, on_device), describe_class_weights(weights, source.info.class_names)
+ImageLosses = Callable[[Tensor, Tensor], Tensor]
+"""Return the losses [N] of logits float [N, C] for targets: classes int64 [N], or probabilities float [N, C]."""
+
+
+class MeanLoss(torch.nn.Module):
+    """Mean over a batch of the losses of its images, computed in float32 or wider.
+
+    `weights` [C] multiply an image's loss by the weight of its label, or by the mean weight of its mixed labels.
+    """
+
+    def __init__(self, losses: ImageLosses, weights: Tensor | None = None) -> None:
+        super().__init__()
+        self._losses = losses
+        self._weights = weights
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss [] of logits [N, C] for `targets`: classes int64 [N], or probabilities float [N, C]."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if targets.is_floating_point():
+            targets = targets.to(logits.dtype)
+        losses = self._losses(logits, targets)
+        if self._weights is not None:
+            weights = self._weights.to(logits.dtype)
+            losses = losses * (targets @ weights if targets.is_floating_point() else weights[targets])
+        return losses.mean()
+
+
+def to_probabilities(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
+    """Return `targets` as probabilities [N, C], of which `smoothing` is spread evenly over all classes."""
+    num_classes = logits.shape[1]
+    if not targets.is_floating_point():
+        targets = functional.one_hot(targets, num_classes).to(logits.dtype)
+    return targets * (1 - smoothing) + smoothing / num_classes if smoothing else targets
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Losses [N] of each image: the mean over classes of their binary cross-entropy, or its sum.
+
+    As timm's `BinaryCrossEntropy`: targets above `threshold` become 1 and others 0, after smoothing.
+    """
+
+    smoothing: float
+    sum_classes: bool
+    threshold: float | None
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses [N] of logits [N, C]."""
+        targets = to_probabilities(targets, logits, self.smoothing)
+        if self.threshold is not None:
+            targets = (targets > self.threshold).to(logits.dtype)
+        losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        return losses.sum(dim=1) if self.sum_classes else losses.mean(dim=1)
+
+
+@dataclass(frozen=True)
+class SoftmaxFocal:
+    """Losses [N] of each image: sum over classes of -w t (1 - p)^gamma log p, for targets t and probabilities p.
+
+    Lin et al. 2017 (arXiv 1708.02002), equation 5, with `weights` w [C] as alpha. A gamma of 0 gives `CrossEntropy`.
+    """
+
+    smoothing: float
+    gamma: float
+    weights: Tensor | None
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses [N] of logits [N, C]."""
+        targets = to_probabilities(targets, logits, self.smoothing)
+        if self.weights is not None:
+            targets = targets * self.weights.to(logits.dtype)
+        log_probabilities = logits.log_softmax(dim=1)
+        losses = targets * _focal_factor(-log_probabilities.expm1(), self.gamma) * -log_probabilities
+        return losses.sum(dim=1)
+
+
+@dataclass(frozen=True)
+class SigmoidFocal:
+    """Losses [N] of each image: the sum over classes of torchvision's `sigmoid_focal_loss`, without alpha."""
+
+    smoothing: float
+    gamma: float
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses [N] of logits [N, C]."""
+        targets = to_probabilities(targets, logits, self.smoothing)
+        probabilities = logits.sigmoid()
+        losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        # 1 - p_t, for p_t = p t + (1 - p)(1 - t)
+        wrong = probabilities + targets - 2 * probabilities * targets
+        return (losses * _focal_factor(wrong, self.gamma)).sum(dim=1)
+
+
+def _focal_factor(wrong: Tensor, gamma: float) -> Tensor:
+    # At 0 the gradient of a power below 1 is infinite, and NaN after multiplication by 0.
+    return wrong.clamp_min(torch.finfo(wrong.dtype).tiny).pow(gamma)
+
+
+@dataclass(frozen=True)
+class PluginLoss:
+    """Losses [N] of each image by your own code. Raise `RecipeError` if it raises, or returns another shape."""
+
+    name: str
+    losses: Callable[..., Tensor]
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses [N] of logits [N, C]."""
+        try:
+            losses = self.losses(logits, targets)
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise RecipeError(f"train.loss.name: {self.name} raised {describe_error(error)} (fix it)") from error
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        if shape != (len(logits),):
+            wanted = f"not a loss of each of {count(len(logits), 'image')}"
+            raise RecipeError(f"train.loss.name: {self.name} returned {shape}, {wanted} (use reduction='none')")
+        return losses
+
+
+def _load_plugin(section: OwnLoss, device: torch.device) -> PluginLoss:
+    plugin = PluginRef("train.loss", section.name, section.args, LOSS)
+    function = plugin.load()
+    losses = plugin.make() if isinstance(function, type) else partial(function, **section.args)
+    if isinstance(losses, torch.nn.Module):
+        if any(True for _ in losses.parameters()):
+            raise plugin.error(
+                "has parameters, which would not be trained (use buffers, or make them part of the model)"
+            )
+        losses = losses.to(device)
+    return PluginLoss(section.name, losses)
+
+
+def build_loss(section: Train, source: Source, device: torch.device) -> tuple[torch.nn.Module, str]:
+    """Return the training loss, and a note on its class weights.
+
+    Raise `RecipeError` as `compute_class_weights`, and for a plugin that cannot be used.
+    """
+    class_weights, note, weights = compute_class_weights(section.class_weights, source), "", None
+    if class_weights is not None:
+        note = describe_class_weights(class_weights, source.info.class_names)
+        weights = torch.from_numpy(class_weights).to(device)
+    smoothing = section.label_smoothing
+    match section.loss:
+        case CrossEntropyLoss():
+            return CrossEntropy(smoothing, weights), note
+        case BceLoss(sum_classes=sum_classes, target_threshold=threshold):
+            losses = BinaryCrossEntropy(smoothing, sum_classes, None if threshold == "off" else threshold)
+            return MeanLoss(losses, weights), note
+        case FocalLoss(activation="softmax", gamma=gamma):
+            return MeanLoss(SoftmaxFocal(smoothing, gamma, weights)), note
+        case FocalLoss(gamma=gamma):
+            return MeanLoss(SigmoidFocal(smoothing, gamma), weights), note
+        case OwnLoss():
+            return MeanLoss(_load_plugin(section.loss, device), weights), note

@@ -101,9 +101,9 @@ class LrWarmup:
 
 @dataclass
 class PlateauShape:
-    """Multiply by `factor` after more than `patience` evaluations without a lower loss.
+    """Multiply by `factor` after more than `patience` evaluations without a better value of a metric.
 
-    As torch's ReduceLROnPlateau.
+    As torch's ReduceLROnPlateau. A metric that is not minimized begins with a `best` of -infinity.
     """
 
     factor: float
@@ -112,15 +112,24 @@ class PlateauShape:
     best: float = math.inf
     bad_evaluations: int = 0
     share: float = 1.0
+    is_minimized: bool = True
+
+    @property
+    def worst(self) -> float:
+        """The value that any other is better than."""
+        return math.inf if self.is_minimized else -math.inf
 
     def __call__(self, step: int) -> float:
         """Return the current share of the peak."""
         return self.share
 
-    def observe(self, val_loss: float) -> None:
+    def observe(self, value: float) -> None:
         """Count an evaluation without improvement, or reset the count."""
-        if val_loss < self.best * (1 - self.threshold):
-            self.best, self.bad_evaluations = val_loss, 0
+        is_better = (
+            value < self.best * (1 - self.threshold) if self.is_minimized else value > self.best * (1 + self.threshold)
+        )
+        if is_better:
+            self.best, self.bad_evaluations = value, 0
             return
         self.bad_evaluations += 1
         if self.bad_evaluations > self.patience:
@@ -139,10 +148,10 @@ class LrSchedule:
         """Return the learning rate of optimizer step `step`."""
         return self.peak * self.warmup.share(step) * self.shape(step)
 
-    def observe(self, val_loss: float, step: int) -> None:
-        """Observe the validation loss after `step` steps; evaluations up to the end of the warm-up do not count."""
+    def observe(self, value: float, step: int) -> None:
+        """Observe the monitored metric after `step` steps; evaluations up to the end of the warm-up do not count."""
         if isinstance(self.shape, PlateauShape) and step > self.warmup.steps:
-            self.shape.observe(val_loss)
+            self.shape.observe(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values that a resumed run needs. An infinite `best` is None, for JSON."""
@@ -155,18 +164,21 @@ class LrSchedule:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned."""
         if isinstance(self.shape, PlateauShape):
-            self.shape.best = math.inf if state["best"] is None else state["best"]
+            self.shape.best = self.shape.worst if state["best"] is None else state["best"]
             self.shape.bad_evaluations, self.shape.share = state["bad_evaluations"], state["share"]
 
 
-def build_lr_schedule(section: ScheduleSection, plan: Plan) -> LrSchedule:
-    """Return the schedule of `section`, with durations converted to steps by `plan`."""
+def build_lr_schedule(section: ScheduleSection, plan: Plan, *, is_minimized: bool = True) -> LrSchedule:
+    """Return the schedule of `section`, with durations converted to steps by `plan`.
+
+    `is_minimized` is whether a plateau schedule observes a metric that falls.
+    """
     if isinstance(section, sections.OneCycle):
         shape = OneCycleShape(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
         return LrSchedule(plan.peak_lr, LrWarmup(0, 0.0), shape)
     stair = plan.steps_per_epoch if section.warmup_by == "epoch" else 0
     warmup = LrWarmup(plan.steps(section.warmup), section.warmup_start, section.warmup_shape, stair)
-    return LrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps))
+    return LrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps, is_minimized=is_minimized))
 
 
 def sample_lr_points(schedule: LrSchedule, total_steps: int) -> list[tuple[int, float]]:
@@ -208,6 +220,8 @@ def _build_shape(
     | sections.Plateau,
     plan: Plan,
     warmup: int,
+    *,
+    is_minimized: bool,
 ) -> LrShape:
     match section:
         case sections.Constant():
@@ -221,4 +235,6 @@ def _build_shape(
         case sections.Step(milestones=milestones, factor=factor):
             return MilestoneShape(tuple(plan.steps(milestone) for milestone in milestones), factor)
         case sections.Plateau(factor=factor, patience=patience, threshold=threshold):
-            return PlateauShape(factor, patience, threshold)
+            shape = PlateauShape(factor, patience, threshold, is_minimized=is_minimized)
+            shape.best = shape.worst
+            return shape

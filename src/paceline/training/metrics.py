@@ -31,8 +31,9 @@ _EMPTY_LOSS = -torch.inf
 class Predictions(NamedTuple):
     """Predictions for N images with `labels` int64 [N].
 
-    `hits` bool [N, min(5, num_classes)]: whether the first, second, ... prediction is the label. `predicted` int64 [N]
-    is the first, `confidence` float64 [N] its probability, and `losses` float64 [N] the cross-entropy of the label.
+    `hits` bool [N, min(K, num_classes)]: whether the first, second, ... K-th prediction is the label, for K of at
+    least 5. `predicted` int64 [N] is the first, `confidence` float64 [N] its probability, and `losses` float64 [N]
+    the cross-entropy of the label.
     """
 
     labels: Tensor
@@ -42,11 +43,11 @@ class Predictions(NamedTuple):
     losses: Tensor
 
 
-def predict_batch(logits: Tensor, labels: Tensor) -> Predictions:
-    """Return the predictions of logits float [N, num_classes] for labels int64 [N] on the same device."""
+def predict_batch(logits: Tensor, labels: Tensor, num_best: int = 5) -> Predictions:
+    """Return the `num_best` predictions of logits float [N, num_classes] for labels int64 [N] on the same device."""
     # float64, so that 16-bit logits give exact sums, and the prediction agrees with `topk` in case of ties.
     log_probabilities = logits.double().log_softmax(dim=1)
-    best = log_probabilities.topk(min(5, logits.shape[1]), dim=1).indices
+    best = log_probabilities.topk(min(num_best, logits.shape[1]), dim=1).indices
     return Predictions(
         labels=labels,
         hits=best == labels[:, None],
@@ -61,42 +62,50 @@ class EvalCounts:
     """Counts of images on the device; adding a batch never synchronizes.
 
     `scores` float64 [4]: images, top-1 correct, top-5 correct, summed cross-entropy. `bins` float64 [3, 15] by
-    confidence: images, summed confidence, correct. `classes` int64 [2, num_classes] by true class: images, correct.
+    confidence: images, summed confidence, correct. `classes` int64 [3, num_classes]: images by true class, correct ones
+    among them, and images by predicted class.
     `confusion` int64 [num_classes, num_classes]: images by true class (rows) and predicted class (columns), or [0, 0]
-    for more than `MAX_CONFUSION_CLASSES`.
+    for more than `MAX_CONFUSION_CLASSES`. `hits` int64 [K]: images whose label is the first, second, ... K-th
+    prediction, or [0] if no top-k accuracy is needed beyond the two in `scores`.
     """
 
     scores: Tensor
     bins: Tensor
     classes: Tensor
     confusion: Tensor
+    hits: Tensor
 
     @classmethod
-    def zeros(cls, num_classes: int, device: torch.device) -> Self:
-        """Return the counts of no images."""
+    def zeros(cls, num_classes: int, device: torch.device, num_best: int = 0) -> Self:
+        """Return the counts of no images; `num_best` is the K of `hits`."""
         side = num_classes if num_classes <= MAX_CONFUSION_CLASSES else 0
         return cls(
             scores=torch.zeros(4, dtype=torch.float64, device=device),
             bins=torch.zeros(3, NUM_BINS, dtype=torch.float64, device=device),
-            classes=torch.zeros(2, num_classes, dtype=torch.int64, device=device),
+            classes=torch.zeros(3, num_classes, dtype=torch.int64, device=device),
             confusion=torch.zeros(side, side, dtype=torch.int64, device=device),
+            hits=torch.zeros(min(num_best, num_classes), dtype=torch.int64, device=device),
         )
 
     def add(self, predictions: Predictions) -> None:
         """Count a batch."""
         labels, hits, predicted, confidence, losses = predictions
         correct, ones = hits[:, 0].double(), torch.ones_like(losses)
-        self.scores.add_(torch.stack([ones, correct, hits.sum(dim=1).double(), losses]).sum(dim=1))
+        self.scores.add_(torch.stack([ones, correct, hits[:, :5].sum(dim=1).double(), losses]).sum(dim=1))
         self.bins.add_(_sum_by_bin(confidence, torch.stack([ones, confidence, correct])))
         self.classes[0].index_add_(0, labels, torch.ones_like(labels))
         self.classes[1].index_add_(0, labels, hits[:, 0].long())
+        self.classes[2].index_add_(0, predicted, torch.ones_like(labels))
+        if self.hits.numel():
+            self.hits.add_(hits.sum(dim=0))
         if self.confusion.numel():
             cells = labels * self.classes.shape[1] + predicted
             self.confusion.view(-1).index_add_(0, cells, torch.ones_like(labels))
 
     def reduce(self, reduce: Callable[[Tensor], Tensor]) -> "EvalCounts":
         """Return the counts with `reduce`, such as a sum over ranks, applied to each tensor."""
-        return EvalCounts(reduce(self.scores), reduce(self.bins), reduce(self.classes), reduce(self.confusion))
+        hits = reduce(self.hits) if self.hits.numel() else self.hits
+        return EvalCounts(reduce(self.scores), reduce(self.bins), reduce(self.classes), reduce(self.confusion), hits)
 
     @property
     def images(self) -> int:
@@ -115,11 +124,15 @@ class EvalCounts:
             mean_class_accuracy=mean_class_accuracy(self.classes),
         )
 
+    def top_k_shares(self) -> list[float]:
+        """Return top-1 to top-K accuracy; [] without `hits`."""
+        return [hits / self.images for hits in self.hits.cumsum(0).tolist()]
+
     def to_class_table(self, names: Sequence[str]) -> ClassTable:
         """Return the per-class counts for classes called `names`, and the calibration bins."""
         rows = zip(names, *self.classes.tolist(), strict=True)
         return ClassTable(
-            classes=tuple(ClassCount(printable_class_name(name), images, correct) for name, images, correct in rows),
+            classes=tuple(ClassCount(printable_class_name(name), *counts) for name, *counts in rows),
             confusion=tuple(map(tuple, self.confusion.tolist())),
             calibration=calibration_bins(self.bins),
         )
@@ -150,11 +163,11 @@ def expected_calibration_error(bins: Tensor) -> float:
 
 
 def mean_class_accuracy(classes: Tensor) -> float:
-    """Return the mean accuracy of the non-empty classes; `classes` is [2, num_classes]: images, correct.
+    """Return the mean accuracy of the non-empty classes; `classes` is [>=2, num_classes]: images, correct.
 
     Also called balanced accuracy (Brodersen et al. 2010, doi 10.1109/ICPR.2010.764).
     """
-    images, correct = classes[:, classes[0] > 0].double()
+    images, correct = classes[:2, classes[0] > 0].double()
     return float((correct / images).mean())
 
 

@@ -168,6 +168,7 @@ def build_result(
         best=state.best,
         best_step=state.best_step if state.best else None,
         best_epoch=state.best_step / plan.steps_per_epoch if state.best else None,
+        monitor="top1" if recipe.train.monitor == "auto" else recipe.train.monitor,
         throughput=ThroughputResult(**asdict(rates)),
         time=times,
         goodput=goodput.goodput(timer.elapsed_s, summary, startup.finish_s) if goodput else None,

@@ -7,15 +7,16 @@ from typing import Any
 
 from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.json_file import read_json
-from paceline.core.results import RunResult
+from paceline.core.results import FINISHED, RunResult
 from paceline.core.run_dir import RunDir, write_atomic
-from paceline.core.units import count
+from paceline.core.units import Duration, count
 from paceline.data.files import printable
 from paceline.recipe.consent import OWN_CODE
 from paceline.recipe.load import load
 from paceline.recipe.plan import with_batch_size
 from paceline.recipe.plugins import changed_code
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.base import Off
 from paceline.recipe.yaml import to_yaml_text
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, find_damage, read_state
 from paceline.training.goodput import read_attempts
@@ -33,6 +34,7 @@ _CHANGEABLE_FIELDS = (
     "data.on_bad_image",
     "data.max_bad_images",
     "data.eval_batch_size",
+    "train.max_time",
     "data.source.download",
     "data.source.cache",
     "data.source.name",  # a folder may have been packed: `check_dataset` compares the data
@@ -123,8 +125,8 @@ def was_started_by(rundir: RunDir, launch: str) -> bool:
     return bool(attempts) and attempts[-1].start.launch == launch != ""
 
 
-def read_final_result(rundir: RunDir) -> RunResult | None:
-    """Return the result of a finished run, or None.
+def read_final_result(rundir: RunDir, max_time: Duration | Off = "off") -> RunResult | None:
+    """Return the result of a finished run, or None. One whose time was up is not finished if `max_time` is longer.
 
     A run whose final checkpoint is missing or damaged is not finished if an older one exists.
     """
@@ -132,8 +134,12 @@ def read_final_result(rundir: RunDir) -> RunResult | None:
         result = rundir.read_result()
     except PacelineError:
         return None
-    if result.status not in ("completed", "target_reached"):
+    if result.status not in FINISHED:
         return None
+    if result.status == "time_reached" and result.goodput is not None:
+        running_s = result.goodput.wall_s - result.goodput.down_s
+        if max_time == "off" or max_time.seconds > running_s:
+            return None
     return None if describe_missing_checkpoint(rundir) else result
 
 

@@ -24,6 +24,7 @@ from paceline.parallel.watchdog import watchdog
 from paceline.recipe.plan import resolve_batch, small_batch_warning, with_batch_size
 from paceline.recipe.plugins import check_plugins, code_identity
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.train import CrossEntropyLoss
 from paceline.training.checkpoint import model_tensors
 from paceline.training.components import build_run_deadline, build_trainer, prepare_model
 from paceline.training.context import RunContext, open_context
@@ -79,7 +80,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         recipe = with_batch_size(recipe, int(store.broadcast("batch_size", str(recipe.data.batch_size))))
         rundir = RunDir(Path(store.broadcast("rundir", str(rundir.path))))
         resume = store.broadcast("resume", "yes" if resume else "") == "yes"
-        finished = read_final_result(rundir) if resume and world.is_main else None
+        finished = read_final_result(rundir, recipe.train.max_time) if resume and world.is_main else None
         result = store.broadcast("ended", finished.model_dump_json() if finished else "")
         if result:
             return RunResult.model_validate_json(result).of(rundir.path)
@@ -131,6 +132,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 measured = meter.collect()
                 weights = FinalWeights.from_model(model, strategy.gather(model_tensors(model)))
                 evidence = collect_evidence(state, status, context.plan.steps_per_epoch, precision)
+                evidence = replace(evidence, has_cross_entropy=context.recipe.train.loss == CrossEntropyLoss())
                 check = None
                 if status != "preempted" and is_suspicious(evidence):  # a preempted run has no time
                     check = context.check_batch_norm(precision, strategy, training_state.average, model)

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from paceline.core.metric import Monitor
 from paceline.core.results import EvalReport, EvalResult
 from paceline.core.statistics import TargetCriterion
 from paceline.training.goodput import TimeSpent
+
+TOP1: Final = Monitor()
+"""Top-1 accuracy, by which evaluations are compared unless a recipe names another metric."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
     `skipped` steps did not update the weights, the last `skips_in_row` of them in a row. `bad_images` are IDs of
-    `BadImageRegistry`. `last` is the latest evaluation, `best` the best one; the last `hits` ones reached the target.
+    `BadImageRegistry`. `last` is the latest evaluation, `best` the best one; the last `hits` ones reached the target,
+    and the last `not_better` ones were not better than `best`.
 
     Times are seconds over all processes of the run: `trained_s` since the first step, `train_s` without evaluations and
     checkpoints, `target_s` until the target was reached, `spent` the part that was not steps. `loss_sum`, `loss_steps`
@@ -69,6 +74,7 @@ class TrainState:
     best: EvalResult | None = None
     best_step: int = -1
     hits: int = 0
+    not_better: int = 0
     trained_s: float = 0.0
     target_s: float | None = None
     loss_sum: float = 0.0
@@ -89,11 +95,12 @@ class TrainState:
         self.step += 1
         self.images_seen += images
 
-    def record_evaluation(self, report: EvalReport) -> None:
-        """Store the latest evaluation, and the best one by top-1 accuracy."""
+    def record_evaluation(self, report: EvalReport, monitor: Monitor = TOP1) -> None:
+        """Store the latest evaluation, and the best one by the metric `monitor`."""
         self.last, self.last_step = report, self.step
-        if self.best is None or report.primary.top1 > self.best.top1:
-            self.best, self.best_step = report.primary, self.step
+        self.not_better += 1
+        if monitor.is_better(report.primary, self.best):
+            self.best, self.best_step, self.not_better = report.primary, self.step, 0
 
     def count_hits(self, target: TargetCriterion) -> None:
         """Count consecutive evaluations that reached `target`, and record when it was reached for good."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from paceline.core.metric import Monitor
 from paceline.core.random import step_seed
 from paceline.core.results import Status
-from paceline.core.statistics import TargetCriterion
+from paceline.core.statistics import Patience, TargetCriterion
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.batch import Batch
 from paceline.data.loaders.build import Loader
@@ -172,6 +173,10 @@ class Trainer:
     save_state: CheckpointSaver
     coordinator: StepCoordinator
     target: TargetCriterion | None
+    patience: Patience
+    monitor: Monitor
+    plateau_metric: Monitor
+    has_max_time: bool
     clock: Clock
     logger: MetricsLogger
     seeder: StepSeeder
@@ -182,7 +187,7 @@ class Trainer:
     total_steps: int
 
     def fit(self, state: TrainState) -> Status:
-        """Train from `state` to the last step, until the target is reached, or until the run is preempted.
+        """Train from `state` to the last step, until the run has a reason to end early, or until it is preempted.
 
         Return how the run ended; `failed`, for final weights that were not saved, on rank 0 only.
         """
@@ -193,7 +198,8 @@ class Trainer:
             if self.saves_at_end and self.is_at_end(state):
                 self.save_checkpoint(state, "ended")
         interrupted = False
-        last_step = state.step if self.has_reached_target(state) else self.total_steps
+        is_over = self.is_at_end(state) or (self.has_max_time and state.step > 0 and self.coordinator.was_time_up())
+        last_step = state.step if is_over else self.total_steps
         for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
             if state.step == 0:
                 self.record_inputs(batch)
@@ -204,15 +210,17 @@ class Trainer:
                 decision = self.coordinator.poll(state.step, batch)  # all ranks: save? stop?
             self.clock.end_step(self.batch_size)
             interrupted = decision.stop or (self.eval_every.is_due(state.step) and not self.evaluate_after_step(state))
-            finished = interrupted or self.is_at_end(state)
+            finished = interrupted or decision.is_time_up or self.is_at_end(state)
             if self.should_save(state, decision, interrupted=interrupted, finished=finished):
                 self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
             if finished:
                 break
         self.guard.sync()
         self.coordinator.flush()
-        reached: Status = "target_reached" if self.has_reached_target(state) else "completed"
-        status: Status = "preempted" if interrupted else reached
+        status: Status = "preempted" if interrupted else self.reason_to_end(state) or "time_reached"
+        # After the checkpoint: a run that is resumed with more time has not seen this evaluation.
+        if status == "time_reached" and not self.evaluate_outside_schedule(state):
+            status = "preempted"
         with self.clock.paused("checkpoint"), self.log_pause("checkpoint", state.step):
             return self.save_state.finish(state, status)
 
@@ -222,12 +230,17 @@ class Trainer:
         return self.step(batch, state)
 
     def is_at_end(self, state: TrainState) -> bool:
-        """Return whether all steps are done or the target is reached."""
-        return state.step == self.total_steps or self.has_reached_target(state)
+        """Return whether the run ends in `state`, whatever the time."""
+        return self.reason_to_end(state) is not None
 
-    def has_reached_target(self, state: TrainState) -> bool:
-        """Return whether enough consecutive evaluations reached the target, if there is one."""
-        return self.target is not None and self.target.is_reached(state.hits)
+    def reason_to_end(self, state: TrainState) -> Status | None:
+        """Return why the run ends in `state`, or None if it does not or if only its time is up."""
+        if self.target is not None and self.target.is_reached(state.hits):
+            return "target_reached"
+        if state.step == self.total_steps:
+            return "completed"
+        is_exhausted = self.patience.is_exhausted(state.not_better, state.last_step - state.best_step)
+        return "patience_reached" if is_exhausted else None
 
     def should_save(self, state: TrainState, decision: StepDecision, *, interrupted: bool, finished: bool) -> bool:
         """Return whether to save after this step; a preempted run is always saved."""
@@ -252,12 +265,23 @@ class Trainer:
                 report = self.evaluate_model(self.model)
                 if report is None:
                     return False
-                state.record_evaluation(report)
-                self.schedule.observe(report.primary.loss, state.num_updates)
+                state.record_evaluation(report, self.monitor)
+                self.schedule.observe(self.plateau_metric.value(report.primary), state.num_updates)
                 self.logger.log_evaluation(state)
                 if self.target:
                     state.count_hits(self.target)
         return True
+
+    def evaluate_outside_schedule(self, state: TrainState) -> bool:
+        """Evaluate and log weights that were not evaluated yet, only for the result; return False if preempted."""
+        if not self.eval_every.every or state.last_step == state.step:
+            return True
+        with self.clock.paused("evaluate"), self.log_pause("evaluate", state.step), self.logger.paused():
+            report = self.evaluate_model(self.model)
+            if report is not None:
+                state.last, state.last_step = report, state.step
+                self.logger.log_evaluation(state)
+        return report is not None
 
     def evaluate_after_step(self, state: TrainState) -> bool:
         """Evaluate; return False if the run is preempted during the evaluation or right after it."""

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from paceline.core.results import (
+    FINISHED,
     ClassCount,
     ClassTable,
     EvalReport,
@@ -39,7 +40,8 @@ def test_every_designed_key_is_a_field(kind):
 
 
 def test_the_statuses_are_the_designed_ones():
-    assert get_args(Status) == ("completed", "target_reached", "preempted", "failed")
+    ended = ("completed", "target_reached", "patience_reached", "time_reached")
+    assert get_args(Status) == (*ended, "preempted", "failed") and set(ended) == FINISHED
 
 
 def test_a_result_survives_json(result):

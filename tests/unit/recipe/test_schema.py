@@ -1,5 +1,6 @@
 """`recipe.schema`: documented, frozen, with valid defaults; its JSON schema and its hash can be relied on."""
 
+import hashlib
 import json
 import re
 from typing import Any
@@ -93,7 +94,7 @@ def test_only_what_cannot_be_guessed_is_required():
     required = {f"{name}.{key}" for name, section in SECTIONS.items() for key in section.get("required", [])}
     lists = {"Manifest.train", "WebDataset.train", "WebDataset.val"}
     places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
-    own = {f"Own{part}.name" for part in ("Source", "Optim", "Augment", "Sink")}
+    own = {f"Own{part}.name" for part in ("Source", "Optim", "Augment", "Sink", "Loss")}
     ours = {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size"}
     assert required == {*ours, *lists, *places, *own, "OwnOptim.lr"}
 
@@ -101,7 +102,7 @@ def test_only_what_cannot_be_guessed_is_required():
 def test_every_section_of_a_recipe_is_frozen(resolve):
     words = ["train.stop.top1=0.9", "data.augment=[flip, rotate]"]
     found = list(sections(resolve(*words).recipe))
-    assert len(found) == 14
+    assert len(found) == 15
     for section in found:
         for name in type(section).model_fields:
             with pytest.raises(ValidationError, match="frozen"):
@@ -174,10 +175,24 @@ def test_recipes_that_differ_anywhere_have_different_hashes(resolve):
         ["schedule.warmup=5st"], ["schedule.warmup=33.333%"], ["schedule.warmup=33.333333%"], ["train.epochs=2"],
         ["train.steps=1"], ["train.stop.top1=0.5"], ["train.precision=bf16"], ["parallel.device=cpu"],
         ["checkpoint.every=off"], ["measure.clock=off"], ["log.every=1st"], ["log.samples=true"],
+        ["train.loss=bce"], ["train.loss=focal"], ["train.metrics=[f1]"], ["train.metrics=[auroc]"],
+        ["train.monitor=loss"], ["train.patience=1"], ["train.patience=1ep"], ["train.max_time=1h"],
     ]  # fmt: skip
     hashes = [resolve(*words).recipe.hash for words in changes]
-    assert len(set(hashes)) == len(hashes) == 32
+    assert len(set(hashes)) == len(hashes) == 40
     assert all(re.fullmatch("[0-9a-f]{12}", each) for each in hashes)
+
+
+def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
+    """The hash leaves out the default of a later field, so that results of one recipe stay comparable."""
+    recipe = resolve().recipe
+    values = recipe.to_dict()
+    for name in ("loss", "metrics", "monitor", "patience", "max_time"):
+        del values["train"][name]
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    assert recipe.hash == hashlib.sha256(text.encode()).hexdigest()[:12]
+    defaults = ["train.loss=cross_entropy", "train.metrics=[]", "train.monitor=auto", "train.patience=off"]
+    assert resolve(*defaults, "train.max_time=off").recipe.hash == recipe.hash
 
 
 def test_the_name_of_a_variant_is_written_first(resolve):

@@ -90,7 +90,11 @@ def test_evaluation_is_exact(batch: int) -> None:
     assert result.top5 == (answers.topk(5).indices == truth[:, None]).sum().item() / 21
     # The reference averages in float32.
     assert result.loss == pytest.approx(functional.cross_entropy(answers, truth).item(), rel=1e-6)
-    counts = [ClassCount(name, 3, int(right[truth == number].sum())) for number, name in enumerate(NAMES)]
+    predicted = answers.argmax(1)
+    counts = [
+        ClassCount(name, 3, int(right[truth == number].sum()), int((predicted == number).sum()))
+        for number, name in enumerate(NAMES)
+    ]
     assert table.classes == tuple(counts)
     assert sum(map(sum, table.confusion)) == 21
 

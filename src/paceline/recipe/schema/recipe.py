@@ -24,6 +24,9 @@ from paceline.recipe.schema.optim import (
 )
 from paceline.recipe.schema.train import Log, Parallel, Train
 
+_LATER_FIELDS = ("loss", "metrics", "monitor", "patience", "max_time")
+"""Fields of `train` that do not count in the hash at their defaults: recipes from before them keep theirs."""
+
 
 class Checkpoint(Section):
     """When to save checkpoints, and how many to keep."""
@@ -192,7 +195,11 @@ class Recipe(Section):
     @property
     def hash(self) -> str:
         """12 hex digits that are equal for equal recipes."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        values = self.to_dict()
+        for name in _LATER_FIELDS:
+            if not self.train.is_set(name):
+                del values["train"][name]
+        canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 

@@ -1,6 +1,7 @@
 """The recipe's sections `train`, `log` and `parallel`."""
 
 import math
+from contextlib import suppress
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
@@ -9,13 +10,19 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
+from paceline.core.errors import suggest_similar
+from paceline.core.metric import ALWAYS, COUNTED, SCORED, top_k
+from paceline.core.units import TRAINING_UNITS, Duration
 from paceline.recipe.schema.base import (
     ACCEPT_NAME,
+    IMPORT_PATH_FORM,
     NAME_JSON_SCHEMA,
+    PATH_PATTERN,
     Auto,
     ByName,
     CadenceDuration,
@@ -25,6 +32,7 @@ from paceline.recipe.schema.base import (
     Section,
     Switch,
     TimeDuration,
+    check_import_path,
 )
 
 PrecisionName = Literal[
@@ -43,6 +51,30 @@ PrecisionName = Literal[
 REPLACED_WHOLE: Final = frozenset({"train.class_weights"})
 """Mappings whose keys are data: a later layer replaces them. All other mappings, `args` included, are merged key by
 key."""
+
+
+def _check_metric(name: str) -> str:
+    """Return `name`. Raise `ValueError` unless it is a metric or an import path."""
+    if ":" in name:
+        return check_import_path(name)
+    if name in METRICS or top_k(name):
+        return name
+    hint = suggest_similar(name, METRICS) or f" (write {', '.join(METRICS)}, top1 to top999 or {IMPORT_PATH_FORM})"
+    raise ValueError(f"{name!r} is not a metric{hint}")
+
+
+def _json_schema(*also: str) -> WithJsonSchema:
+    patterns = (r"^top[1-9]\d{0,2}$", PATH_PATTERN)
+    texts = [{"type": "string", "pattern": pattern} for pattern in patterns]
+    return WithJsonSchema({"anyOf": [{"enum": [*also, *(each for each in METRICS if not top_k(each))]}, *texts]})
+
+
+METRICS: Final = (*ALWAYS, *COUNTED, *SCORED)
+"""Names of metrics, beside `topK` and import paths."""
+Metric = Annotated[str, AfterValidator(_check_metric), _json_schema()]
+Monitor = Annotated[
+    str, AfterValidator(lambda name: name if name == "auto" else _check_metric(name)), _json_schema("auto")
+]
 
 
 class Stop(Section):
@@ -72,6 +104,19 @@ def _as_mode(value: object) -> object:
     return value
 
 
+def _as_patience(value: object) -> object:
+    """Return a number of evaluations, a duration, or off. Raise `ValueError` with a fix for anything else."""
+    if isinstance(value, bool) or (isinstance(value, int | float) and not (value >= 1 and value % 1 == 0)):
+        raise ValueError(f"{value!r} is not a patience (write 5 for evaluations, 5ep or off)")
+    if isinstance(value, str) and value != "off":
+        with suppress(ValueError):
+            duration = Duration.parse(value, TRAINING_UNITS)
+            if duration.value and not duration.is_time:
+                return duration
+        raise ValueError(f"{value!r} is not a patience (write 5 for evaluations, 5ep or off)")
+    return value
+
+
 def _as_section(value: object) -> object:
     """Convert `on` to the section's defaults."""
     if value in ("on", True):
@@ -91,6 +136,46 @@ def _check_class_weights(value: object) -> object:
         if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 < weight < math.inf:
             raise ValueError(f"the weight of {name!r}, {weight!r}, is not a number greater than 0 (give one)")
     return value
+
+
+class CrossEntropyLoss(Section):
+    """Cross-entropy of softmax probabilities."""
+
+    name: Literal["cross_entropy"] = "cross_entropy"
+
+
+class BceLoss(Section):
+    """Binary cross-entropy of each class against the others, on one-hot, smoothed or mixed targets, as timm's
+    `BinaryCrossEntropy` (Wightman et al. 2021, arXiv 2110.00476)."""
+
+    name: Literal["bce"] = "bce"
+    sum_classes: bool = False
+    """Sum over classes instead of the mean, which makes the loss as many times larger."""
+    target_threshold: Annotated[float, Field(ge=0, lt=1)] | Off = "off"
+    """Targets above this become 1, and others 0, so that mixed images belong to both classes."""
+
+
+class FocalLoss(Section):
+    """Focal loss (Lin et al. 2017, arXiv 1708.02002): cross-entropy times (1 - p)^gamma for a probability p of the true
+    class, so that images that are classified well count less. Class weights are the paper's alpha."""
+
+    name: Literal["focal"] = "focal"
+    gamma: float = Field(2.0, ge=0)
+    """Exponent; 0 is cross-entropy."""
+    activation: Literal["softmax", "sigmoid"] = "softmax"
+    """`sigmoid` sums a binary focal loss over the classes, as the paper and torchvision's `sigmoid_focal_loss`."""
+
+
+class OwnLoss(PluginSection):
+    """Your own loss: a function `NAME(logits, targets, **args)`, or a class `NAME(**args)` whose object is called with
+    `(logits, targets)`. It returns the loss of each image ([the contract](../how-to/extend.md#custom-losses))."""
+
+
+LossSection = Annotated[
+    Annotated[CrossEntropyLoss | BceLoss | FocalLoss | OwnLoss, ByName()],
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
+]
 
 
 class Train(Section):
@@ -122,6 +207,8 @@ class Train(Section):
     says so."""
     cudnn_benchmark: Switch | Auto = "auto"
     """Let cuDNN time its algorithms and keep the fastest; `auto` is on for GPUs if all batches have the same size."""
+    loss: LossSection = CrossEntropyLoss()
+    """Training loss. Evaluation always reports cross-entropy."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Probability that is spread evenly over all classes."""
     class_weights: Annotated[
@@ -143,17 +230,38 @@ class Train(Section):
     pass is run, and the host waits for the device only when the loss is logged."""
     stop: Stop | Off = "off"
     """Target at which the run stops early."""
+    metrics: tuple[Metric, ...] = ()
+    """Metrics to report in addition to top-1, top-5, loss, ECE and balanced accuracy: averages over the classes of
+    precision, recall and F1; AUROC and AP (average precision), which gather the scores of all images on rank 0; `top3`
+    and the like; or [your own](../how-to/extend.md#custom-metrics). `weighted_` weights classes by their images."""
+    monitor: Monitor = "auto"
+    """Metric that decides which evaluation is the best, what a plateau schedule sees, and when `patience` ends. `auto`
+    is top-1, and the loss for the schedule. `loss` and `ece` are minimized."""
+    patience: Annotated[PositiveInt | CadenceDuration | Off, BeforeValidator(_as_patience)] = "off"
+    """Stop the run after this many evaluations, or at the first one after this much training (`5ep`), without a better
+    value of `monitor`."""
+    max_time: TimeDuration | Off = "off"
+    """Stop the run, with a checkpoint and an evaluation, after this much wall-clock time of all its processes
+    together. Resumed with more time, it continues with the same bits."""
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:
         if (self.epochs == "auto") == (self.steps == "auto"):
             raise ValueError("the length must be given exactly once (set either epochs or steps)")
+        if isinstance(self.loss, OwnLoss) and self.label_smoothing:
+            raise ValueError(f"label_smoothing has no effect with loss {self.loss.name} (set label_smoothing=0)")
         if self.eval_every != "off":
             return self
-        for name, value in (("stop", self.stop), ("eval_train", self.eval_train)):
-            if value != "off":
+        for name in ("stop", "eval_train", "metrics", "monitor", "patience"):
+            if self.is_set(name):
                 raise ValueError(f"{name} has no effect with eval_every off (set eval_every=1ep)")
         return self
+
+    @property
+    def extra_metrics(self) -> tuple[str, ...]:
+        """Metrics of `metrics` and `monitor` that not every evaluation has, each once."""
+        named = (*self.metrics, *(() if self.monitor == "auto" else (self.monitor,)))
+        return tuple(dict.fromkeys(each for each in named if each not in ALWAYS))
 
 
 # Characters that Weights & Biases refuses in project names (https://docs.wandb.ai/ref/python/init); refused for all

@@ -85,6 +85,10 @@ _EMA_COLUMNS = tuple(f"ema_{name}" for name in _RESULT_COLUMNS if name != "image
 _TRAIN_COLUMNS = ("train_top1", "train_loss", "gap")
 _SPEED_COLUMNS = ("train_s", "epoch_s", "images_per_s")
 _BATCH_COLUMNS = ("batch_top1", "batch_top5")
+_KNOWN_COLUMNS: Final = frozenset(
+    (*_POSITION_COLUMNS, *_RESULT_COLUMNS, *_EMA_COLUMNS, *_TRAIN_COLUMNS, *_SPEED_COLUMNS, *_BATCH_COLUMNS)
+)
+"""All columns but those of `train.metrics`."""
 _SHARE_SUFFIX: Final = "_share"
 
 
@@ -95,7 +99,8 @@ def eval_columns(train: Train, optim: OptimSection) -> tuple[str, ...]:
     return (
         *_POSITION_COLUMNS,
         *_RESULT_COLUMNS,
-        *(_EMA_COLUMNS if is_averaged else ()),
+        *train.extra_metrics,
+        *((*_EMA_COLUMNS, *(f"ema_{name}" for name in train.extra_metrics)) if is_averaged else ()),
         *(_TRAIN_COLUMNS if sees_train else ()),
         *_SPEED_COLUMNS,
         *(_BATCH_COLUMNS if train.accuracy == "on" else ()),
@@ -106,9 +111,9 @@ def to_eval_row(record: EvalRecord) -> dict[str, Any]:
     """Return an evaluation as plain values for JSON and CSV, with the keys of `eval_columns`."""
     report = record.report
     row = {name: getattr(record, name) for name in _POSITION_COLUMNS}
-    row |= report.val.model_dump(mode="json")
+    row |= report.val.to_row()
     if report.ema is not None:
-        row |= {f"ema_{name}": value for name, value in report.ema.model_dump(mode="json", exclude={"images"}).items()}
+        row |= {f"ema_{name}": value for name, value in report.ema.to_row().items() if name != "images"}
     if report.train is not None:
         train = report.train.model_dump(mode="json", include={"top1", "loss"})
         row |= {f"train_{name}": value for name, value in train.items()} | {"gap": report.gap}
@@ -141,8 +146,12 @@ def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
     Of the evaluation on training images a row has top-1 and loss only; other metrics are NaN, and the images 0.
     """
     averaged = {name.removeprefix("ema_"): row[name] for name in _EMA_COLUMNS} if _EMA_COLUMNS[0] in row else None
+    metrics = {name: value for name, value in row.items() if name not in _KNOWN_COLUMNS}
+    if averaged:
+        of_average = {name[4:]: metrics.pop(name) for name in [*metrics] if name.startswith("ema_")}
+        averaged["metrics"] = of_average or None
     report = EvalReport(
-        val=EvalResult(**{name: row[name] for name in _RESULT_COLUMNS}),
+        val=EvalResult(**{name: row[name] for name in _RESULT_COLUMNS}, metrics=metrics or None),
         ema=EvalResult(images=row["images"], **averaged) if averaged else None,
         train=EvalResult(images=0, top1=row["train_top1"], top5=math.nan, loss=row["train_loss"])
         if "train_top1" in row

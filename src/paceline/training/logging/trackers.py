@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from paceline.core.files import replace_file
 from paceline.core.json_file import read_json
-from paceline.core.results import RunResult
+from paceline.core.results import FINISHED, RunResult
 from paceline.core.run_dir import RunDir
 from paceline.measure.throughput import unix_s
 from paceline.recipe.plan import Plan
@@ -63,10 +63,10 @@ def eval_metrics(record: EvalRecord) -> dict[str, float]:
         "eval/images_per_s": record.images_per_s,
         "eval/batch_top1": record.batch_top1,
         "eval/batch_top5": record.batch_top5,
-        **{f"val/{name}": value for name, value in report.val.model_dump().items()},
+        **{f"val/{name}": value for name, value in report.val.to_row("python").items()},
     }
     if report.ema is not None:
-        values |= {f"ema/{name}": value for name, value in report.ema.model_dump(exclude={"images"}).items()}
+        values |= {f"ema/{name}": value for name, value in report.ema.to_row("python").items() if name != "images"}
     if report.train is not None:
         values |= {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
     return {name: value for name, value in values.items() if value is not None}
@@ -118,7 +118,8 @@ class TensorBoardSink(LogSink):
         report = record.report
         for tag, result in (("val", report.val), ("ema", report.ema)):
             if result is not None:
-                values = result.model_dump(exclude={"images"}, exclude_none=True)
+                values = {name: each for name, each in result.to_row("python").items() if each is not None}
+                del values["images"]
                 self._scalars({f"{tag}/{name}": value for name, value in values.items()}, record.step)
         if report.train is not None and report.gap is not None:
             scalars = {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
@@ -339,7 +340,7 @@ class WandbSink(LogSink):
     def finished(self, result: RunResult) -> None:
         """Write the result to the summary."""
         self._run.summary.update({f"result/{name}": value for name, value in flatten_result(result).items()})
-        self._exit_code = 0 if result.status in ("completed", "target_reached") else 1
+        self._exit_code = 0 if result.status in FINISHED else 1
         if result.status == "preempted":
             self._run.mark_preempting()
 
