@@ -5,8 +5,8 @@
     .venv/bin/python docs/gallery/make.py --pages                    # after a change of the report, without training
 
 FOLDER has `cifar10` and `fashion-mnist` as the recipes read them. Runs are made in build/gallery. Their records, from
-which reports are rendered, are stored in docs/gallery/runs, and name no place outside of build/gallery. The runs of
-CIFAR-10 and Fashion-MNIST keep no images (`log.worst=0`). Also writes the pictures of reports in the README and the
+which reports are rendered, are stored in docs/gallery/runs, and name no place outside of build/gallery. The reports of
+CIFAR-10 and Fashion-MNIST include no images of these datasets (`log.worst=0`). Also writes the pictures of reports in the README and the
 tutorial. Needs playwright and chromium.
 """
 
@@ -109,7 +109,7 @@ def run(command: str) -> None:
 
 
 def run_with_a_kill(commands: Sequence[str]) -> None:
-    """Start the first command, kill all its processes at half of its steps, and run the others."""
+    """Start the first command, kill all its processes halfway through its steps, and run the others."""
     first, *others = commands
     print(f"$ {first}", flush=True)
     with subprocess.Popen([*PACELINE, *shlex.split(first)[1:]], cwd=WORK, start_new_session=True) as process:
@@ -140,7 +140,7 @@ ENTRIES: Final = (
     Entry(
         "digits",
         "Handwritten digits",
-        "The default recipe on two ranks of a CPU: {top1} of 359 images in {wall}, start-up included.",
+        "The default recipe on two CPU ranks: {top1} accuracy on 359 validation images after {wall}, including start-up.",
         ("paceline train digits --ranks 2 --run-dir runs/digits",),
         run_all,
     ),
@@ -173,7 +173,7 @@ ENTRIES: Final = (
     Entry(
         "crash",
         "A run that was killed and resumed",
-        "`kill -9` of all processes at half of the run, then `--resume`: the timeline shows both processes.",
+        "All processes killed with `kill -9` halfway through the run, then `--resume`: the timeline shows both starts.",
         (
             "paceline train digits train.epochs=24 checkpoint.every=2ep log.every=11st --ranks 2 --run-dir runs/crash",
             "paceline train runs/crash --resume --ranks 2",
@@ -217,7 +217,7 @@ ENTRIES: Final = (
     Entry(
         "fine-tune",
         "Fine-tuning on forty images",
-        "The model of the CIFAR-10 run, fine-tuned on 40 crops of two photographs: {top1} of 20 images in {wall}.",
+        "The model of the CIFAR-10 run, fine-tuned on 40 crops of two photographs: {top1} accuracy on 20 validation images after {wall}.",
         (
             "paceline train folder data.source.root=photos model.name=speednet94 model.weights=runs/cifar10 "
             "data.image_size=32 data.batch_size=10 optim.lr=0.02 optim.lr_scaling=none optim.base_batch_size=auto "
@@ -375,14 +375,14 @@ def write_page() -> None:
     cards = "".join(card(entry) for entry in ENTRIES if entry.is_listed)
     text = f"""# Gallery
 
-These are reports of real runs on two CPU cores. Each is one HTML file that makes no request, and that works without its
-script. Click a picture to open the report.
+These reports come from real runs on two CPU cores, except the prediction, which uses published times. Each is a single
+self-contained HTML file that makes no network requests and is readable without JavaScript. Click a picture to open the report.
 
 <div class="gallery">
 {cards}</div>
 
-`docs/gallery/make.py` makes this page and its reports. The runs of CIFAR-10 and Fashion-MNIST keep no images. The
-photographs of the flower and the temple come with scikit-learn:
+`docs/gallery/make.py` makes this page and its reports. The CIFAR-10 and Fashion-MNIST reports
+include no images from those datasets. The photographs of the flower and the temple come with scikit-learn:
 [flower](https://www.flickr.com/photos/vultilion/6056698931/) and
 [temple](https://www.flickr.com/photos/danielbuechele/6061409035/), CC BY 2.0, cropped.
 """

@@ -113,7 +113,9 @@ def test_a_run_of_a_missing_module_is_refused(own_model_run, paceline) -> None:
     _, rundir = own_model_run
     output = ("model.name: own_model:Pyramid: there is no module own_model", "PYTHONPATH=")
     paceline("eval", str(rundir), "--own-code").assert_error(*output)
-    paceline("eval", str(rundir), **ON_PATH).assert_error("model.name: own_model:Pyramid is custom code", "(add --own-code")
+    paceline("eval", str(rundir), **ON_PATH).assert_error(
+        "model.name: own_model:Pyramid is custom code", "(add --own-code"
+    )
 
 
 def test_a_dry_run_imports_custom_modules(paceline) -> None:

@@ -161,7 +161,8 @@ class EvalOptions:
         typer.Option(metavar="NAME,...", help="Report these metrics too, such as f1,auroc (train.metrics)."),
     ] = None
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the confusion matrix and the worst mistakes to this folder.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for the confusion matrix and the worst mistakes."),
     ] = None
     own_code: OwnCode = False
     oversubscribe: Oversubscribe = False

@@ -1,4 +1,4 @@
-"""`paceline profile`: measure where the time of a step goes and what would make it faster, or each value of a setting."""
+"""`paceline profile`: measure where the time of a step goes and what would save time, or each value of a setting."""
 
 import json
 import os

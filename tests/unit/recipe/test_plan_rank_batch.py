@@ -91,7 +91,10 @@ def test_a_batch_that_is_none_is_refused(resolve, refusal, words, message: str) 
     ("words", "message"),
     [
         (("train.accumulate=3",), "32 does not divide evenly over 1 rank x 3 micro-batches (try 33)"),
-        (("train.accumulate=32", "data.augment=[mixup]"), "32 does not divide evenly over 1 rank x 32 micro-batches into the"),
+        (
+            ("train.accumulate=32", "data.augment=[mixup]"),
+            "32 does not divide evenly over 1 rank x 32 micro-batches into the",
+        ),
     ],
 )
 def test_a_batch_per_rank_divides_into_micro_batches(resolve, refusal, words, message: str) -> None:
