@@ -241,7 +241,8 @@ def _describe_preprocessing(preprocessing: Preprocessing) -> str:
         else f"the short side scaled to {preprocessing.resize} pixels and the center cropped to {size} x {size}"
     )
     mean, std = (", ".join(f"{each:.4g}" for each in values) for values in (preprocessing.mean, preprocessing.std))
-    return f"{colour}, {how}, bilinear with antialiasing; mean {mean} and std {std} of pixels / 255."
+    how = f"{how}, {preprocessing.interpolation} with antialiasing"
+    return f"{colour}, {how}; mean {mean} and std {std} of pixels / 255."
 
 
 def _describe_training(record: CheckpointRecord, result: RunResult, *, is_whole_run: bool) -> str:

@@ -59,11 +59,15 @@ def _choose_fastest(
         isinstance(source, PackSource)
         and data.workers != 0
         and _has_records(source)
+        and data.interpolation == "bilinear"
         and not _find_exceeded_native_limit(data)
     ):
         if extension is not None:
             return LoaderChoice("native", _count_threads(data, cores))
         return _choose_processes(data, cores)._replace(note=f"data.loader: {NATIVE_MISSING_MESSAGE}")
+    if isinstance(source, PackSource) and data.interpolation != "bilinear":
+        note = f"data.loader: processes, as the faster native loader has no {data.interpolation} interpolation"
+        return _choose_processes(data, cores)._replace(note=note)
     return _choose_processes(data, cores)
 
 
@@ -131,6 +135,11 @@ def _check_native(data: Data, source: Source, extension: NativeExtension | None)
         raise RecipeError(
             f"data.loader: native decodes indexed JPEGs, and this pack has none among {count(len(source), 'image')} "
             f"(set data.loader=auto)"
+        )
+    if data.interpolation != "bilinear":
+        raise RecipeError(
+            f"data.loader: native resizes bilinearly, and data.interpolation is {data.interpolation} "
+            "(set data.loader=auto, or data.interpolation=bilinear)"
         )
     exceeded = _find_exceeded_native_limit(data)
     if exceeded:
