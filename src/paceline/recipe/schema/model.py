@@ -75,7 +75,7 @@ class Model(Section):
     it."""
     checkpoint_activations: bool = False
     """Keep only the input of each block of the model for the backward pass, which computes the block again: less
-    memory, and about a third more time. Weights and losses have the same bits as without."""
+    memory, and a second forward pass per step. Weights and losses have the same bits as without."""
     freeze: Off | Literal["backbone"] | tuple[str, ...] = "off"
     """Parameters that are not trained: `backbone` is everything but the classifier, and a list holds patterns of
     parameter names, such as `[stem.*, "*.bias"]`. Modules without trainable parameters stay in evaluation mode, so
