@@ -59,15 +59,14 @@ def _choose_fastest(
         isinstance(source, PackSource)
         and data.workers != 0
         and _has_records(source)
-        and data.interpolation == "bilinear"
         and not _find_exceeded_native_limit(data)
     ):
+        if data.interpolation != "bilinear":
+            note = f"data.loader: processes, as the faster native loader has no {data.interpolation} interpolation"
+            return _choose_processes(data, cores)._replace(note=note)
         if extension is not None:
             return LoaderChoice("native", _count_threads(data, cores))
         return _choose_processes(data, cores)._replace(note=f"data.loader: {NATIVE_MISSING_MESSAGE}")
-    if isinstance(source, PackSource) and data.interpolation != "bilinear":
-        note = f"data.loader: processes, as the faster native loader has no {data.interpolation} interpolation"
-        return _choose_processes(data, cores)._replace(note=note)
     return _choose_processes(data, cores)
 
 
