@@ -194,13 +194,28 @@ def _build_plugin(section: Model, num_classes: int, channels: int) -> nn.Module:
     return model
 
 
+def check_library_model(name: str) -> None:
+    """Raise `RecipeError` if timm or torchvision has no classifier of the full `name`."""
+    library, _, bare = name.partition(":")
+    if library == "timm":
+        import timm
+
+        if timm.is_model(bare):
+            return
+        known = timm.list_models()
+    else:
+        from torchvision import models
+
+        # With `module`, only classifiers are listed: no detection, segmentation, video or quantised networks.
+        known = models.list_models(module=models)
+    if bare not in known:
+        raise _unknown_model_error(name, [f"{library}:{other}" for other in known])
+
+
 def _build_torchvision(section: Model, name: str, num_classes: int, channels: int, image_size: int | None) -> nn.Module:
     from torchvision import models
 
-    # With `module`, only classifiers are listed: no detection, segmentation, video or quantised networks.
-    known = models.list_models(module=models)
-    if name not in known:
-        raise _unknown_model_error(section.name, [f"torchvision:{other}" for other in known])
+    check_library_model(section.name)
     _check_no_builtin_fields(section)
     options: dict[str, Any] = {**section.args}
     if image_size is not None and models.get_model_builder(name).__module__ == models.vision_transformer.__name__:
@@ -227,9 +242,7 @@ def _build_torchvision(section: Model, name: str, num_classes: int, channels: in
 def _build_timm(section: Model, name: str, num_classes: int, channels: int, image_size: int | None) -> nn.Module:
     import timm
 
-    known = timm.list_models()
-    if name not in known:
-        raise _unknown_model_error(section.name, [f"timm:{other}" for other in known])
+    check_library_model(section.name)
     _check_no_builtin_fields(section)
     fields = {"drop_path_rate": "drop_path", "zero_init_last": "zero_init_residual"}
     options = {option: getattr(section, field) for option, field in fields.items()}

@@ -53,6 +53,9 @@ def find_published_weights(section: Model) -> PublishedWeights:
 
     Raise `RecipeError` if there are none of that name, or they belong to another model.
     """
+    from paceline.models.build import check_library_model  # which imports torch
+
+    check_library_model(section.name)
     kind, _, name = section.weights.partition(":")
     if kind == "hf-hub":
         return _find_in_repo(section, name)

@@ -53,6 +53,12 @@ def test_the_hash_of_a_recipe_does_not_count_fields_that_it_does_not_set() -> No
     assert load("digits").recipe.hash != load("digits", Patch.parse(["data.interpolation=bicubic"])).recipe.hash
 
 
+@pytest.mark.parametrize("name", ["timm:vit_smal_patch16_224", "torchvision:resnet51"])
+def test_an_unknown_model_is_one_line_with_the_nearest_name(name: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^model.name: '{name}' is not a model \(did you mean "):
+        loaded("folder", f"model.name={name}", "model.weights=default")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
