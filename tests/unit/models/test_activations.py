@@ -39,7 +39,8 @@ def trained(name: str, size: int, *, is_checkpointed: bool, **fields: object) ->
     ],
 )
 def test_bits_are_equal_and_all_blocks_are_checkpointed(name: str, num_blocks: int) -> None:
-    fields = {} if "densenet" in name else {"drop_path": 0.2}  # which draws random numbers
+    has_drop_path = name not in ("torchvision:densenet121", "torchvision:resnet18")
+    fields = {"drop_path": 0.2} if has_drop_path else {}  # which draws random numbers
     plain = trained(name, 64, is_checkpointed=False, **fields)
     again = trained(name, 64, is_checkpointed=True, **fields)
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(plain, again, strict=True))

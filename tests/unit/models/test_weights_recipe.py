@@ -28,7 +28,7 @@ def test_fields_that_nothing_sets_are_those_of_the_weights() -> None:
 def test_torchvisions_transforms_are_read_and_squashed_images_are_stretched() -> None:
     made = loaded("folder", "model.name=torchvision:resnet50", "model.weights=torchvision:IMAGENET1K_V2").recipe.data
     assert made.mean == (0.485, 0.456, 0.406) and made.eval_crop == pytest.approx(224 / 232) and made.image_size == 224
-    squashed = loaded("folder", "model.name=timm:vit_base_patch16_siglip_224", "model.weights=default").recipe.data
+    squashed = loaded("folder", "model.name=timm:vit_base_patch16_clip_384", "model.weights=default").recipe.data
     assert squashed.eval_resize == "stretch" and squashed.eval_crop == 0.875
 
 
