@@ -6,8 +6,8 @@
 
 FOLDER has `cifar10` and `fashion-mnist` as the recipes read them. Runs are made in build/gallery. Their records, from
 which reports are rendered, are stored in docs/gallery/runs, and name no place outside of build/gallery. The reports of
-CIFAR-10 and Fashion-MNIST include no images of these datasets (`log.worst=0`). Also writes the pictures of reports in the README and the
-tutorial. Needs playwright and chromium.
+CIFAR-10 and Fashion-MNIST include no images of these datasets (`log.worst=0`). Also writes the pictures of reports in
+the README and the tutorial. Needs playwright and chromium.
 """
 
 import argparse
@@ -140,7 +140,7 @@ ENTRIES: Final = (
     Entry(
         "digits",
         "Handwritten digits",
-        "The default recipe on two CPU ranks: {top1} accuracy on 359 validation images after {wall}, including start-up.",
+        "The default recipe on two CPU ranks: {top1} accuracy on 359 validation images after {wall}, with start-up.",
         ("paceline train digits --ranks 2 --run-dir runs/digits",),
         run_all,
     ),
@@ -217,7 +217,8 @@ ENTRIES: Final = (
     Entry(
         "fine-tune",
         "Fine-tuning on forty images",
-        "The model of the CIFAR-10 run, fine-tuned on 40 crops of two photographs: {top1} accuracy on 20 validation images after {wall}.",
+        "The model of the CIFAR-10 run, fine-tuned on 40 crops of two photographs: {top1} accuracy on 20 validation "
+        "images after {wall}.",
         (
             "paceline train folder data.source.root=photos model.name=speednet94 model.weights=runs/cifar10 "
             "data.image_size=32 data.batch_size=10 optim.lr=0.02 optim.lr_scaling=none optim.base_batch_size=auto "
@@ -376,7 +377,7 @@ def write_page() -> None:
     text = f"""# Gallery
 
 These reports come from real runs on two CPU cores, except the prediction, which uses published times. Each is a single
-self-contained HTML file that makes no network requests and is readable without JavaScript. Click a picture to open the report.
+self-contained HTML file that makes no network requests and is readable without JavaScript. Click a picture to open it.
 
 <div class="gallery">
 {cards}</div>
@@ -395,7 +396,8 @@ def card(entry: Entry) -> str:
     values = {}
     if result.exists():
         found = json.loads(result.read_text(encoding="utf-8"))
-        values = {"top1": f"{100 * found['best']['top1']:.1f} %", "wall": duration(found["time"]["wall_s"])}
+        last = found["ema"] or found["eval"]
+        values = {"top1": f"{100 * last['top1']:.1f} %", "wall": duration(found["time"]["wall_s"])}
     sentence = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(entry.text.format(**values), quote=False))
     name, commands = entry.name, html.escape("\n".join(entry.commands), quote=False)
     return (

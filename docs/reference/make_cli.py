@@ -36,6 +36,7 @@ _GUIDE_OF = {
     "predict": "predict",
     "export": "export",
     "recipes": "recipes",
+    "models": "fine-tune",
     "submit": "slurm",
     "doctor": "doctor",
     "profile": "profile",

@@ -23,6 +23,7 @@ from paceline.cli.options import (
     EvalOptions,
     ExportOptions,
     LadderOptions,
+    ModelsOptions,
     OptionsT,
     PredictOptions,
     PredictScalingOptions,
@@ -307,6 +308,15 @@ def doctor(options: DoctorOptions) -> int:
 def recipes(options: RecipesOptions) -> int:
     """List the shipped recipes, or show one with every field resolved."""
     from paceline.cli.recipes import recipes as work
+
+    return work(options)
+
+
+@_verb("paceline models 'timm:vit_small*'", panel=_DATA)
+def models(options: ModelsOptions) -> int:
+    """List models of paceline, torchvision and timm, and the weights that are published for them."""
+    note_duplicate_work("models")
+    from paceline.cli.models import models as work
 
     return work(options)
 

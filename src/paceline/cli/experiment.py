@@ -29,6 +29,7 @@ from paceline.lab.patches import TINY_LR_SHARE, build_measurement_patch
 from paceline.lab.repeat import ArrayTask
 from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, interrupt_on_signals
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_run_name, write_recipe
+from paceline.models.weights_recipe import with_weights_defaults
 from paceline.parallel.environ import world_from_environ
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load
@@ -119,7 +120,7 @@ def plan_short_runs(
 
     `lr_share` is the learning rate as a share of its peak.
     """
-    loaded = load(name, overrides)
+    loaded = with_weights_defaults(load(name, overrides))
     require_consent(loaded, own_code=options.own_code)
     ranks = count_ranks(options.ranks, os.environ)
     refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)

@@ -23,6 +23,7 @@ from paceline.lab.ladder_file import Ladder, Rung, list_ladders, load_ladder, re
 from paceline.lab.patches import REDUCED_LR_SHARE, build_measurement_patch, expand_equivalent_paths
 from paceline.lab.repeat import ArrayTask, find_task, list_ladder_tasks
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
+from paceline.models.weights_recipe import with_weights_defaults
 from paceline.parallel.environ import count_gpus
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Patch, load
@@ -125,7 +126,7 @@ def build_ladder_request(options: LadderOptions) -> LadderRequest:
         if path in expand_equivalent_paths(chosen.rungs[0].set):
             fix = f"leave it out, or copy the ladder and change its rung {chosen.rungs[0].name!r}"
             raise RecipeError(f"{path}: {value} has no effect on ladder {chosen.name}, which sets it ({fix})")
-    loaded = load(recipe or chosen.recipe, overrides)
+    loaded = with_weights_defaults(load(recipe or chosen.recipe, overrides))
     require_consent(loaded, own_code=options.own_code)
     require_consent_to_rungs(chosen, args.ladder or AUTO_LADDER, own_code=options.own_code)
     base = loaded.recipe

@@ -231,6 +231,24 @@ class RecipesOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelsOptions:
+    """Options of `paceline models`."""
+
+    pattern: Annotated[
+        str | None,
+        _argument(
+            metavar="PATTERN",
+            help="Name, part of a name, or a pattern such as 'timm:vit_*'; after a dot, weights of the model. "
+            "[default: count all]",
+        ),
+    ] = None
+    download: Annotated[
+        bool, _flag("--download", help="Download the weights of the one model that PATTERN names, for later runs.")
+    ] = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataInspectOptions:
     """Options of `paceline data inspect`."""
 

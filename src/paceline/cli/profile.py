@@ -43,6 +43,7 @@ from paceline.lab.repeat import alternate_order, run_interleaved
 from paceline.lab.runner import TrialError, TrialRunner, interrupt_on_signals
 from paceline.lab.sweep import Sweep, build_sweep, build_sweep_points, summarize_sweep
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch, write_recipe
+from paceline.models.weights_recipe import with_weights_defaults
 from paceline.parallel.environ import launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import consent_arguments, require_consent
@@ -82,7 +83,7 @@ def profile(options: ProfileOptions) -> int:
         return _sweep(options)
     name, overrides = split_recipe_args(options.args)
     refuse_length(overrides, "a profile", purpose="profile")
-    loaded = load(name, overrides)
+    loaded = with_weights_defaults(load(name, overrides))
     require_consent(loaded, own_code=options.own_code)
     world = enter_world()
     num_ranks = ranks_to_start(options.ranks, world, loaded.recipe.parallel, oversubscribe=options.oversubscribe)

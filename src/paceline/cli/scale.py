@@ -57,6 +57,7 @@ from paceline.lab.scaling import (
     plan_points,
 )
 from paceline.lab.trial import Trial, TrialOutcome, build_run_name, format_patch, write_recipe
+from paceline.models.weights_recipe import with_weights_defaults
 from paceline.parallel.environ import count_gpus
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load
@@ -118,7 +119,7 @@ def _load_study(options: StudyOptions, *, starts_locally: bool = False) -> _Scal
         refuse_no_clock(overrides, "measure")
     else:
         refuse_length(overrides, "short runs", purpose="measure")
-    loaded = load(name, overrides)
+    loaded = with_weights_defaults(load(name, overrides))
     refuse_recipe(loaded.recipe, options)
     if starts_locally and options.nodes is None and options.ranks != "auto":
         most = max(read_ranks(options.ranks, 0))

@@ -21,6 +21,7 @@ from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir, is_run
 from paceline.core.world import World
 from paceline.data.files import printable
+from paceline.models.weights_recipe import with_weights_defaults
 from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import require_consent
@@ -39,7 +40,7 @@ def train(options: TrainOptions) -> int:
     name, patch = split_recipe_args(options.args)
     if options.resume:
         name = find_run_to_resume(name, run_dir)
-    loaded = load(name, patch)
+    loaded = with_weights_defaults(load(name, patch))
     require_consent(loaded, own_code=options.own_code)
     world = enter_world()
     # The default is the run's own number of ranks.

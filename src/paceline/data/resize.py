@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from paceline.recipe.schema.augment import RandomResizedCrop as RandomResizedCropSection
@@ -38,6 +39,11 @@ class Resizer(Protocol):
         """Number of uniform draws per sample."""
         ...
 
+    @property
+    def interpolation(self) -> InterpolationMode:
+        """How pixels are interpolated."""
+        ...
+
     def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]; `draws` is float64 [num_draws]."""
         ...
@@ -53,10 +59,11 @@ class StretchResizer:
     """Resize the whole image, ignoring its aspect ratio."""
 
     num_draws: int = 0
+    interpolation: InterpolationMode = InterpolationMode.BILINEAR
 
     def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        return to_uint8_tensor(F.resize(image, [size, size], antialias=True))
+        return to_uint8_tensor(F.resize(image, [size, size], self.interpolation, antialias=True))
 
     def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
         """Return the whole of each image."""
@@ -69,10 +76,12 @@ class CenterCropResizer:
 
     share: float
     num_draws: int = 0
+    interpolation: InterpolationMode = InterpolationMode.BILINEAR
 
     def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
-        resized = F.resize(_limit_aspect_ratio(image), [round(size / self.share)], antialias=True)
+        side = round(size / self.share)
+        resized = F.resize(_limit_aspect_ratio(image), [side], self.interpolation, antialias=True)
         return to_uint8_tensor(F.center_crop(resized, [size, size]))
 
     def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
@@ -98,12 +107,14 @@ class RandomCropResizer:
     scale: tuple[float, float]
     ratio: tuple[float, float]
     num_draws: int = 2 * _MAX_CROP_ATTEMPTS + 2
+    interpolation: InterpolationMode = InterpolationMode.BILINEAR
 
     def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
         """Return uint8 [C, size, size]."""
         height, width = F.get_size(image)
         top, left, box_height, box_width = self.choose_box(height, width, draws)
-        return to_uint8_tensor(F.resized_crop(image, top, left, box_height, box_width, [size, size], antialias=True))
+        box, mode = (top, left, box_height, box_width), self.interpolation
+        return to_uint8_tensor(F.resized_crop(image, *box, [size, size], mode, antialias=True))
 
     def choose_box(self, height: int, width: int, draws: NDArray[np.float64]) -> tuple[int, int, int, int]:
         """Return the box that `draws` select: (top, left, height, width) in pixels."""
@@ -158,14 +169,18 @@ def to_uint8_tensor(image: ImageOrTensor) -> Tensor:
 
 def build_train_resizer(data: Data) -> Resizer:
     """Build the resizer of training images: the first entry of `data.augment`, else as in evaluation."""
+    mode = InterpolationMode(data.interpolation)
     match data.augment[0] if data.augment else None:
         case RandomResizedCropSection(scale=scale, ratio=ratio):
-            return RandomCropResizer(scale, ratio)
+            return RandomCropResizer(scale, ratio, interpolation=mode)
         case ResizeSection():
-            return StretchResizer()
+            return StretchResizer(interpolation=mode)
     return build_eval_resizer(data)
 
 
 def build_eval_resizer(data: Data) -> Resizer:
     """Build the resizer of evaluation images."""
-    return CenterCropResizer(data.eval_crop) if data.eval_resize == "crop" else StretchResizer()
+    mode = InterpolationMode(data.interpolation)
+    if data.eval_resize == "crop":
+        return CenterCropResizer(data.eval_crop, interpolation=mode)
+    return StretchResizer(interpolation=mode)

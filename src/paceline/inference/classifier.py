@@ -35,8 +35,8 @@ class Preprocessing:
 
     Scale the short side to `resize` pixels and crop the center to `image_size` pixels squared; without `resize`,
     stretch the whole image. `channels` is 3 for RGB and 1 for grayscale. `mean` and `std` are per channel, of pixels /
-    255. Interpolation is bilinear and antialiased: Pillow's, or torch's with `is_pixels`, for datasets of pixel arrays
-    of one size.
+    255. `interpolation`, bilinear or bicubic, is antialiased: Pillow's, or torch's with `is_pixels`, for datasets of
+    pixel arrays of one size.
     """
 
     image_size: int
@@ -45,6 +45,7 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     is_pixels: bool = False
+    interpolation: str = "bilinear"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ class Classifier:
     evaluated_image_size: int | None = None
 
     @property
+    def model_image_size(self) -> int:
+        """Return the height and width in pixels of the images that the run evaluated, for which its model was built."""
+        return self.evaluated_image_size or self.preprocessing.image_size
+
+    @property
     def device(self) -> torch.device:
         """Return the device of the model."""
         return self.place.device
@@ -86,9 +92,9 @@ class Classifier:
     def log_probabilities(self, images: Tensor) -> Tensor:
         """Return float64 [N, classes] on the model's device for uint8 images [N, C, H, W] on any device."""
         with torch.inference_mode():
-            normalised = self.place.normalize(images.to(self.device, non_blocking=True))
+            normalized = self.place.normalize(images.to(self.device, non_blocking=True))
             with self.precision.autocast():
-                logits = self.views(self.model, normalised)
+                logits = self.views(self.model, normalized)
             # In float64, so that rounding creates no ties among 16-bit logits.
             return logits.double().log_softmax(dim=1)
 
@@ -127,7 +133,7 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
         run=rundir.path,
         checkpoint=path,
         recipe=recipe,
-        sizing=StretchResizer() if facts.is_pixels else build_eval_resizer(recipe.data),
+        sizing=_build_sizing(recipe.data, facts),
         place=DeviceTransfer(target, precision.dtype, preprocessing.mean, preprocessing.std, layout),
         precision=precision,
         views=EVAL_VIEWS[recipe.data.eval_views],
@@ -188,6 +194,11 @@ def _build_eval_precision(trained: PrecisionName, device: torch.device) -> Preci
     return build_precision(name, device)
 
 
+def _build_sizing(data: Data, facts: TrainedDataset) -> Resizer:
+    sizing = build_eval_resizer(data)
+    return StretchResizer(interpolation=sizing.interpolation) if facts.is_pixels else sizing
+
+
 def _build_preprocessing(data: Data, facts: TrainedDataset) -> Preprocessing:
     info = facts.info
     size = eval_image_size(data, info)
@@ -199,4 +210,5 @@ def _build_preprocessing(data: Data, facts: TrainedDataset) -> Preprocessing:
         mean=info.mean if data.mean == "auto" else data.mean,
         std=info.std if data.std == "auto" else data.std,
         is_pixels=facts.is_pixels,
+        interpolation=data.interpolation,
     )

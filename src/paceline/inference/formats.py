@@ -43,6 +43,7 @@ _SAME_IN_TIMM = frozenset(
         *("resnext50_32x4d", "resnext101_32x8d", "wide_resnet50_2", "wide_resnet101_2"),
     )
 )
+_NOT_THE_MODEL = {"weights", "weights_sha256", "memory_format"}
 # From a model's input to its logits, float32 [n, classes].
 LogitsFunction = Callable[[Tensor], Tensor]
 
@@ -95,7 +96,7 @@ class ExportModel:
             "preprocessing": {
                 "image_size": preprocessing.image_size,
                 "resize": preprocessing.resize,
-                "interpolation": "bilinear, antialiased",
+                "interpolation": f"{preprocessing.interpolation}, antialiased",
                 "channels": preprocessing.channels,
                 "mean": list(preprocessing.mean),
                 "std": list(preprocessing.std),
@@ -201,30 +202,36 @@ class StateDictFormat(ExportFormat):
 
     def __init__(self, section: Model) -> None:
         self._section = _without_sync_batch_norm(section)
-        self._num_classes, self._channels = 0, 3
+        self._num_classes, self._channels, self._image_size = 0, 3, 0
 
     def write(self, model: ExportModel, path: Path) -> None:
         """Write the tensors by name."""
         assert not model.has_preprocessing, "a state_dict holds only weights"
         self._num_classes, self._channels = len(model.classifier.classes), model.classifier.preprocessing.channels
+        self._image_size = model.classifier.model_image_size
         torch.save(model.weights(), path)
 
     def open(self, path: Path) -> LogitsFunction:
         """Load the tensors into a new model."""
-        model = build_model(self._section, num_classes=self._num_classes, channels=self._channels)
+        model = build_model(
+            self._section, num_classes=self._num_classes, channels=self._channels, image_size=self._image_size
+        )
         model.load_state_dict(read_weights(str(path)))
         return model.eval()
 
     def usage(self, name: str) -> str:
         """Return code that loads the file."""
-        section = self._section.model_dump(mode="json", exclude_defaults=True, exclude={"weights", "memory_format"})
+        section = self._section.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_THE_MODEL)
         library, colon, network = self._section.name.partition(":")
         if library == "torchvision" and colon and self._channels == 3:
+            args = "".join(f", {key}={value!r}" for key, value in self._section.args.items())
+            if network.startswith("vit_"):
+                args = f"{args}, image_size={self._image_size}"
             return f"""\
 import torch
 from torchvision.models import get_model
 
-model = get_model({_quote_python(network)}, num_classes={self._num_classes})
+model = get_model({_quote_python(network)}, num_classes={self._num_classes}{args})
 model.load_state_dict(torch.load({_quote_python(name)}, weights_only=True))
 logits = model.eval()(images)
 """
@@ -234,7 +241,8 @@ import torch
 from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
 
-model = build_model(Model(**{section!r}), num_classes={self._num_classes}, channels={self._channels})
+sizes = dict(num_classes={self._num_classes}, channels={self._channels}, image_size={self._image_size})
+model = build_model(Model(**{section!r}), **sizes)
 model.load_state_dict(torch.load({_quote_python(name)}, weights_only=True))
 logits = model.eval()(images)
 """
@@ -391,8 +399,9 @@ class HubFormat(ExportFormat):
                 loaded: nn.Module = timm.create_model(f"local-dir:{path}", pretrained=True)
             return loaded.eval()
         config = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
-        channels = config["pretrained_cfg"]["input_size"][0]
-        model = build_model(Model(**config["paceline"]["model"]), num_classes=config["num_classes"], channels=channels)
+        channels, size = config["pretrained_cfg"]["input_size"][:2]
+        section = Model(**config["paceline"]["model"])
+        model = build_model(section, num_classes=config["num_classes"], channels=channels, image_size=size)
         model.load_state_dict(load_file(path / WEIGHTS_FILE))
         return model.eval()
 
@@ -417,8 +426,9 @@ from paceline.models.build import build_model
 from paceline.recipe.schema.model import Model
 
 config = json.loads(Path({_quote_python(f"{name}/{CONFIG_FILE}")}).read_text())
-channels = config["pretrained_cfg"]["input_size"][0]
-model = build_model(Model(**config["paceline"]["model"]), num_classes=config["num_classes"], channels=channels)
+channels, size, _ = config["pretrained_cfg"]["input_size"]
+sizes = dict(num_classes=config["num_classes"], channels=channels, image_size=size)
+model = build_model(Model(**config["paceline"]["model"]), **sizes)
 model.load_state_dict(load_file({_quote_python(f"{name}/{WEIGHTS_FILE}")}))
 logits = model.eval()(images)
 print([config["label_names"][index] for index in logits.argmax(dim=1)])
@@ -434,7 +444,7 @@ def build_config(classifier: Classifier) -> dict[str, Any]:
         **(_timm_pretrained_cfg(architecture.name) if architecture.library == "timm" else {}),
         "custom_load": False,
         "input_size": size,
-        "interpolation": "bilinear",
+        "interpolation": preprocessing.interpolation,
         "crop_pct": timm_crop_pct(preprocessing),
         "crop_mode": "squash" if preprocessing.resize is None else "center",
         "mean": list(preprocessing.mean),
@@ -442,12 +452,18 @@ def build_config(classifier: Classifier) -> dict[str, Any]:
         "num_classes": len(classifier.classes),
     }
     section = _without_sync_batch_norm(recipe.model)
-    model = section.model_dump(mode="json", exclude={"weights", "memory_format"})
+    model = section.model_dump(mode="json", exclude=_NOT_THE_MODEL)
+    args = {
+        **(section.args if section.name.startswith("timm:") else {}),
+        **({"in_chans": preprocessing.channels} if preprocessing.channels != 3 else {}),
+    }
+    if architecture.library == "timm" and _has_other_size(architecture.name, classifier.model_image_size):
+        args["img_size"] = classifier.model_image_size
     return {
         "architecture": str(architecture),
         "num_classes": len(classifier.classes),
         "label_names": [printable_class_name(each) for each in classifier.classes],
-        **({"model_args": {"in_chans": preprocessing.channels}} if preprocessing.channels != 3 else {}),
+        **({"model_args": args} if args else {}),
         "pretrained_cfg": pretrained,
         "paceline": {"version": paceline.__version__, "recipe": recipe.hash, "model": model},
     }
@@ -462,6 +478,14 @@ def timm_crop_pct(preprocessing: Preprocessing) -> float:
         return 1.0
     size, resize = preprocessing.image_size, preprocessing.resize
     return next(share for share in (size / resize, size / (resize + 0.5)) if math.floor(size / share) == resize)
+
+
+def _has_other_size(name: str, image_size: int) -> bool:
+    """Return whether timm's model `name` takes images of one size, and that is not `image_size` by default."""
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    return config is not None and config.fixed_input_size and config.input_size[-1] != image_size
 
 
 def _timm_pretrained_cfg(name: str) -> dict[str, Any]:

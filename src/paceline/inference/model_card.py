@@ -234,14 +234,15 @@ def _card_header(classifier: Classifier, evaluation: CheckpointEval | None, name
 
 def _describe_preprocessing(preprocessing: Preprocessing) -> str:
     size = preprocessing.image_size
-    colour = "RGB" if preprocessing.channels == 3 else "grayscale"
+    color = "RGB" if preprocessing.channels == 3 else "grayscale"
     how = (
         f"the whole image, resized to {size} x {size} pixels"
         if preprocessing.resize is None
         else f"the short side scaled to {preprocessing.resize} pixels and the center cropped to {size} x {size}"
     )
     mean, std = (", ".join(f"{each:.4g}" for each in values) for values in (preprocessing.mean, preprocessing.std))
-    return f"{colour}, {how}, bilinear with antialiasing; mean {mean} and std {std} of pixels / 255."
+    how = f"{how}, {preprocessing.interpolation} with antialiasing"
+    return f"{color}, {how}; mean {mean} and std {std} of pixels / 255."
 
 
 def _describe_training(record: CheckpointRecord, result: RunResult, *, is_whole_run: bool) -> str:

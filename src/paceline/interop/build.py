@@ -26,6 +26,7 @@ from paceline.interop.data_loaders import (
     even_batch,
 )
 from paceline.interop.distributed import find_device, find_rank, unchosen_gpu
+from paceline.models.weights_recipe import with_weights_defaults
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Patch, load_any
 from paceline.recipe.schema import Recipe
@@ -78,7 +79,8 @@ def loaders(
     call this function; otherwise there is one rank. Raise `paceline.core.errors.PacelineError` for errors that a user
     can fix.
     """
-    loaded, target = load_any(recipe, Patch.parse(list(overrides))), find_device(device)
+    loaded = with_weights_defaults(load_any(recipe, Patch.parse(list(overrides))))
+    target = find_device(device)
     require_consent(loaded, own_code=own_code, paths=("data.",))
     external_rank = find_rank(rank, world_size, unchosen_gpu(device, target))
     data_recipe = _data_only_recipe(loaded.recipe)

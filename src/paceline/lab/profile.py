@@ -97,7 +97,8 @@ def count_devices(section: Parallel, result: RunResult) -> int:
 
 def _count_model_cost(section: Model, rundir: RunDir) -> ModelCost:
     plan = read_json(rundir.path / "plan.json")
-    model = build_model(section, num_classes=plan["num_classes"], channels=plan["channels"])
+    sizes = {name: plan[name] for name in ("num_classes", "channels", "image_size")}
+    model = build_model(section, **sizes)
     return count_cost(model, plan["channels"], plan["image_size"], plan["image_size"])
 
 

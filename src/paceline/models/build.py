@@ -1,7 +1,9 @@
 """Build a model from the recipe's section `model`: built-in, torchvision, timm or plugin."""
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,8 +124,11 @@ def check_sync_batch_norm(model: nn.Module, name: str) -> None:
         )
 
 
-def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module:
+def build_model(section: Model, *, num_classes: int, channels: int, image_size: int | None = None) -> nn.Module:
     """Build the untrained model: float images [N, channels, H, W] to logits [N, num_classes].
+
+    A model for images of one size, such as many vision transformers, is built for `image_size` pixels squared, by
+    default for its own size.
 
     Initial weights depend on torch's global generator alone; `section.weights` is not loaded. Parameters in
     `section.freeze` get `requires_grad=False`. Raise `RecipeError` for an unknown name, for a plugin that
@@ -133,9 +138,9 @@ def build_model(section: Model, *, num_classes: int, channels: int) -> nn.Module
     library, colon, name = section.name.partition(":")
     match library, colon:
         case "torchvision", ":":
-            model = _build_torchvision(section, name, num_classes, channels)
+            model = _build_torchvision(section, name, num_classes, channels, image_size)
         case "timm", ":":
-            model = _build_timm(section, name, num_classes, channels)
+            model = _build_timm(section, name, num_classes, channels, image_size)
         case _ if is_plugin_name(section.name):
             model = _build_plugin(section, num_classes, channels)
         case _:
@@ -189,25 +194,43 @@ def _build_plugin(section: Model, num_classes: int, channels: int) -> nn.Module:
     return model
 
 
-def _build_torchvision(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
+def check_library_model(name: str) -> None:
+    """Raise `RecipeError` if timm or torchvision has no classifier of the full `name`."""
+    library, _, bare = name.partition(":")
+    if library == "timm":
+        import timm
+
+        if timm.is_model(bare):
+            return
+        known = timm.list_models()
+    else:
+        from torchvision import models
+
+        # With `module`, only classifiers are listed: no detection, segmentation, video or quantized networks.
+        known = models.list_models(module=models)
+    if bare not in known:
+        raise _unknown_model_error(name, [f"{library}:{other}" for other in known])
+
+
+def _build_torchvision(section: Model, name: str, num_classes: int, channels: int, image_size: int | None) -> nn.Module:
     from torchvision import models
 
-    # With `module`, only classifiers are listed: no detection, segmentation, video or quantized networks.
-    known = models.list_models(module=models)
-    if name not in known:
-        raise _unknown_model_error(section.name, [f"torchvision:{other}" for other in known])
+    check_library_model(section.name)
     _check_no_builtin_fields(section)
-    options: dict[str, bool] = {}
+    options: dict[str, Any] = {**section.args}
+    if image_size is not None and models.get_model_builder(name).__module__ == models.vision_transformer.__name__:
+        options["image_size"] = image_size
     if name in ("googlenet", "inception_v3"):
         # One output instead of three; passing `init_weights`, although it is the default, avoids a warning.
-        options = {"aux_logits": False, "init_weights": True}
+        options |= {"aux_logits": False, "init_weights": True}
     if section.zero_init_residual:
         if models.get_model_builder(name).__module__ != models.resnet.__name__:
             raise _no_effect_error(
                 section, "zero_init_residual", f"one of {', '.join(_RESIDUAL_MODELS)} or a torchvision:resnet"
             )
         options["zero_init_residual"] = True
-    model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
+    with _explain_args(section):
+        model: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **options)
     if not set_drop_path(model, section.drop_path) and section.drop_path > 0:
         raise _no_effect_error(
             section, "drop_path", f"one of {', '.join(_RESIDUAL_MODELS)} or torchvision's convnext or swin"
@@ -216,29 +239,46 @@ def _build_torchvision(section: Model, name: str, num_classes: int, channels: in
     return model
 
 
-def _build_timm(section: Model, name: str, num_classes: int, channels: int) -> nn.Module:
+def _build_timm(section: Model, name: str, num_classes: int, channels: int, image_size: int | None) -> nn.Module:
     import timm
 
-    known = timm.list_models()
-    if name not in known:
-        raise _unknown_model_error(section.name, [f"timm:{other}" for other in known])
+    check_library_model(section.name)
     _check_no_builtin_fields(section)
     fields = {"drop_path_rate": "drop_path", "zero_init_last": "zero_init_residual"}
     options = {option: getattr(section, field) for option, field in fields.items()}
+    args: dict[str, Any] = section.args
+    config = timm.get_pretrained_cfg(name)
+    is_dynamic = args.get("dynamic_img_size") or args.get("strict_img_size") is False
+    if image_size is not None and config is not None and config.fixed_input_size and not is_dynamic:
+        # Its own size is not passed on, as a few models with a fixed size do not take the argument.
+        options |= {"img_size": image_size} if image_size != config.input_size[-1] else {}
     # timm does not list a model's options, so drop those that it rejects one by one.
     while True:
         try:
-            model: nn.Module = timm.create_model(
-                name, pretrained=False, num_classes=num_classes, in_chans=channels, **options
-            )
-            return model
+            with _explain_args(section, passed_on=options):
+                model: nn.Module = timm.create_model(
+                    name, pretrained=False, num_classes=num_classes, in_chans=channels, **options, **args
+                )
+                return model
         except TypeError as error:
             unknown = next((option for option in options if f"'{option}'" in str(error)), None)
             if unknown is None:
                 raise
-        if section.is_set(fields[unknown]):
+        if unknown in fields and section.is_set(fields[unknown]):
             raise _no_effect_error(section, fields[unknown], f"one of {', '.join(_RESIDUAL_MODELS)} or timm:resnet50")
         del options[unknown]
+
+
+@contextlib.contextmanager
+def _explain_args(section: Model, passed_on: Collection[str] = ()) -> Iterator[None]:
+    """Convert any error of a library's model with `model.args`, but a `TypeError` about one of `passed_on`."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:150]
+        if not section.args or any(f"'{option}'" in reason for option in passed_on):
+            raise
+        raise RecipeError(f"model.args: {section.name} does not take {section.args}: {reason} (change them)") from None
 
 
 def _check_no_builtin_fields(section: Model) -> None:

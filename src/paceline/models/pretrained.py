@@ -2,6 +2,9 @@
 
 import os
 import shlex
+import sys
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,13 +23,15 @@ _AUX_PREFIXES = ("aux1.", "aux2.", "AuxLogits.")
 """Auxiliary classifiers of torchvision's googlenet and inception_v3, which are built without them."""
 
 
-def load_weights(model: nn.Module, path: str, name: str) -> str:
+def load_weights(model: nn.Module, path: str, name: str, setting: str = "") -> str:
     """Copy the tensors of the file at `path` into model `name`, in place; return a summary.
+
+    Errors name the file as `setting`, by default by its path.
 
     The file holds a state dict, possibly under `state_dict` or `model`; prefixes of DDP and `torch.compile` are
     removed. Raise `RecipeError` for an unreadable file, and as `copy_weights` does.
     """
-    return copy_weights(model, _strip_prefixes(read_weights(path)), path, name)
+    return copy_weights(model, _strip_prefixes(read_weights(path)), setting or path, name)
 
 
 def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str) -> str:
@@ -39,14 +44,16 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     given = {key: tensor for key, tensor in given.items() if not key.endswith(_BATCH_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if key in wanted or not key.startswith(_AUX_PREFIXES)}
     hint = f"(is it for another model than {name}?)"
+    given = _adapt_to_model(model, given, wanted)
+    missing = _find_missing_classifier(model, given, wanted)
     for key in wanted:
-        if key not in given:
+        if key not in given and key not in missing:
             raise RecipeError(f"model.weights: {path}: has no {key!r} {hint}")
     for key in given:
         if key not in wanted:
             raise RecipeError(f"model.weights: {path}: has {key!r}, which the model lacks {hint}")
     summed = _sum_input_channels(model, given)
-    reinitialized = _find_reinitialized(model, given)
+    reinitialized = missing or _find_reinitialized(model, given)
     _check_trained(model, reinitialized)
     for key, tensor in wanted.items():
         if key not in reinitialized and given[key].shape != tensor.shape:
@@ -62,8 +69,8 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
 def find_weights_file(path: str) -> Path:
     """Return the path of a weights file, without opening it.
 
-    Raise `RecipeError` if there is none or its suffix is not supported. For a URL or the name of published weights the
-    error has the commands to fetch them.
+    Raise `RecipeError` if there is none or its suffix is not supported. For a URL or the name of weights, the error has
+    the setting or command that gets them.
     """
     file = Path(os.path.expanduser(path))  # noqa: PTH111 - the method raises without a home directory
     if not file.is_file():
@@ -79,13 +86,8 @@ def _explain_missing_file(path: str) -> str:
         url = shlex.quote(path)
         return f"is a URL, and nothing is downloaded (run `curl -LO {url}`, then set model.weights to the file)"
     if path.isidentifier() and path.isupper():
-        return (
-            "names weights of torchvision, which are not downloaded (fetch the file as docs/how-to/fine-tune.md shows, "
-            "then set model.weights to it)"
-        )
-    return (
-        "no such file (give a .safetensors, a .pth or a run directory; docs/how-to/fine-tune.md says where to get one)"
-    )
+        return f"no such file (set model.weights=torchvision:{path} for torchvision's weights)"
+    return "no such file (give a .safetensors, a .pth or a run directory, or default for the library's own weights)"
 
 
 def read_weights(path: str) -> Mapping[str, Tensor]:
@@ -113,6 +115,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
     ".pth": _load_torch,
     ".pt": _load_torch,
     ".pth.tar": _load_torch,
+    ".bin": _load_torch,
 }
 
 
@@ -145,6 +148,53 @@ def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> list[str]
         given[f"{name}.weight"] = filters.sum(dim=1, keepdim=True)
         return [f"the first convolution is summed over {filters.shape[1]} channels"]
     return []
+
+
+def _adapt_to_model(model: nn.Module, given: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors that fit `model`, by its library's own rules: other names, and position embeddings resampled.
+
+    Tensors that fit already, or for which the library has no rule, are returned as they are.
+    """
+    differing = [key for key, tensor in wanted.items() if key not in given or given[key].shape != tensor.shape]
+    last = next(reversed(layer_weights(model)), "")
+    if all(key in (f"{last}.weight", f"{last}.bias") for key in differing) and given.keys() <= wanted.keys():
+        return given
+    module = sys.modules[type(model).__module__]
+    if module.__name__ == "torchvision.models.vision_transformer":
+        return _resample_torchvision(model, given)
+    adapt = getattr(module, "checkpoint_filter_fn", None) if module.__name__.startswith("timm.") else None
+    if adapt is None:
+        return given
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of timm's interpolation
+            adapted = adapt(dict(given), model)
+    except Exception:  # it was made for timm's own files, and may fail on any other, which the caller explains
+        return given
+    return {key: tensor for key, tensor in adapted.items() if not key.endswith(_BATCH_COUNTER)}
+
+
+def _resample_torchvision(model: nn.Module, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
+
+    assert isinstance(model, VisionTransformer)
+    if "encoder.pos_embedding" not in given:
+        return given
+    try:
+        resampled = interpolate_embeddings(model.image_size, model.patch_size, OrderedDict(given))
+    except ValueError:  # of another number of channels, which the caller explains
+        return given
+    return dict(resampled)
+
+
+def _find_missing_classifier(
+    model: nn.Module, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+) -> dict[str, str]:
+    """Return the tensors of the classifier if they are all that the file lacks, as those of self-supervised models."""
+    last = next(reversed(layer_weights(model)), "")
+    missing = [key for key in wanted if key not in given]
+    is_classifier = bool(missing) and {f"{last}.weight"} <= set(missing) <= {f"{last}.weight", f"{last}.bias"}
+    return dict.fromkeys(missing, "the file has no classifier, which starts fresh") if is_classifier else {}
 
 
 def _find_reinitialized(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, str]:

@@ -37,6 +37,24 @@ def _get_parent_name(name: str) -> str:
     return name.rpartition(".")[0].replace("_dist", "")
 
 
+def find_blocks(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules with children whose class occurs more than once, such as residual blocks.
+
+    timm's stages of blocks, which are called so, count as containers.
+    """
+    classes = Counter(type(module) for module in model.modules() if _has_children(module))
+
+    def walk(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            is_stage = "Stage" in type(child).__name__ or _is_container(child)
+            if _has_children(child) and classes[type(child)] > 1 and not is_stage:
+                yield child
+            else:
+                yield from walk(child)
+
+    return list(walk(model))
+
+
 @runtime_checkable
 class _TimmModel(Protocol):
     """A model that defines the layers of its parameters."""

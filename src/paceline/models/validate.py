@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.models.activations import checkpoint_activations
 from paceline.models.build import build_model
 from paceline.models.freeze import (
     describe_trained_parameters,
@@ -100,6 +101,7 @@ def _check_on_device(
         model = build_model_on_device(section, plan, device)
         initial_modes = record_modes(model)
         set_training_mode(section, model, plan.num_classes)
+        checkpoint_activations(section, model)
     notes = (
         _describe_reset_modules(section, find_modules_set_to_train(initial_modes, model)),
         describe_trained_parameters(section, model),
@@ -224,8 +226,12 @@ def build_model_on_device(section: Model, plan: Plan, device: torch.device) -> n
         with device, warnings.catch_warnings():
             # A plugin that loads its own weights causes a warning per tensor on the meta device.
             warnings.filterwarnings("ignore", r"for .*: copying from a non-meta parameter in the checkpoint")
-            return build_model(section, num_classes=plan.num_classes, channels=plan.channels)
+            return _build_for_plan(section, plan)
     except NotImplementedError:
         # torchvision's regnets compute their widths with tensors, and read them.
         with torch.random.fork_rng(devices=[]):
-            return build_model(section, num_classes=plan.num_classes, channels=plan.channels).to(device)
+            return _build_for_plan(section, plan).to(device)
+
+
+def _build_for_plan(section: Model, plan: Plan) -> nn.Module:
+    return build_model(section, num_classes=plan.num_classes, channels=plan.channels, image_size=plan.image_size)

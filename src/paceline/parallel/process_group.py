@@ -118,9 +118,12 @@ def process_group(store: RankStore, section: Parallel, device: torch.device) -> 
     dist.destroy_process_group()
 
 
-def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: Callable[[], None]) -> T:
+def local_rank_zero_first(
+    store: RankStore, work: Callable[[bool], T], on_wait: Callable[[], None], name: str = "data"
+) -> T:
     """Return `work(True)` on the first rank of each node, then `work(False)` on the others; all ranks return together.
 
+    Each kind of work has its own `name`, and is done once per run.
     `on_wait` is called repeatedly while waiting. A slow rank is no error; a rank that failed, or sent no heartbeat for
     the timeout, is one that `rendezvous` explains.
     """
@@ -128,9 +131,10 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
     if store.store is None or heartbeats is None:
         return work(True)
     # Count the first ranks in the store: no rank knows the number of nodes. The barrier is between writing and reading.
-    store.store.add(_NUM_FIRST, int(world.is_node_main))
+    turns, everyone = PrefixStore(f"turns/{name}", store.store), PrefixStore(f"all/{name}", store.store)
+    turns.add(_NUM_FIRST, int(world.is_node_main))
     dist.barrier()
-    num_first = store.store.add(_NUM_FIRST, 0)
+    num_first = turns.add(_NUM_FIRST, 0)
 
     def check_ranks() -> None:
         if heartbeats.has_failed:
@@ -139,9 +143,9 @@ def local_rank_zero_first(store: RankStore, work: Callable[[bool], T], on_wait: 
             raise dist.DistStoreError("Timed out waiting for a rank's heartbeat")
         on_wait()
 
-    result = run_in_order(PrefixStore("turns", store.store), num_first, work, check_ranks, is_first=world.is_node_main)
+    result = run_in_order(turns, num_first, work, check_ranks, is_first=world.is_node_main)
     # The next collective has the timeout of the process group, and reading a dataset may take longer: wait here.
-    run_in_order(PrefixStore("all", store.store), world.world_size, lambda _: None, check_ranks, is_first=True)
+    run_in_order(everyone, world.world_size, lambda _: None, check_ranks, is_first=True)
     return result
 
 

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Self
@@ -58,6 +58,16 @@ class LayerStack:
                 return self.origins[path]
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return "default"
+
+    def with_defaults(self, values: Mapping[str, Any], origin: str) -> Self:
+        """Return a copy with `values` by dotted path, from `origin`, at the paths `section.field` that no layer set."""
+        more = {path: value for path, value in values.items() if self.origin(path) == "default"}
+        merged, origins = {**self.values}, {**self.origins}
+        for path, value in more.items():
+            section, field_name = path.split(".")
+            merged[section] = {**merged.get(section, {}), field_name: value}
+            origins[path] = origin
+        return replace(self, values=merged, origins=origins)
 
     def file_of(self, path: str) -> str:
         """Return the file that set `path`, or the section around it, or ""."""

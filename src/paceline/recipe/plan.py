@@ -13,6 +13,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, MixUp, PadCrop
 from paceline.recipe.schema.base import Off
 from paceline.recipe.schema.data import Data, Progressive
+from paceline.recipe.schema.model import is_published
 from paceline.recipe.schema.optim import OneCycle, OptimSection, ScheduleSection, Step
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.recipe.schema.train import Ema, Parallel, Train
@@ -100,7 +101,7 @@ class Plan:
         peak_lr = recipe.optim.lr * lr_factor(recipe.optim, batch_size)
         # Evaluation keeps no activations for a backward pass.
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
-        image_size = _image_size(data, train)
+        image_size = train_image_size(data, train)
         train_sizes = _train_sizes(data.progressive, image_size, range(0, total_steps, steps_per_epoch), to_steps)
         check_effects(data, train, min(size for _, size in train_sizes))
         return cls(
@@ -139,6 +140,7 @@ class Plan:
                     total_steps,
                 ),
                 *_note_below_size(train_sizes, image_size, total_steps),
+                *_note_preprocessing(recipe, image_size, has_one_size=train.image_size is not None),
             ),
         )
 
@@ -167,7 +169,7 @@ def eval_image_size(data: Data, train: "DatasetInfo") -> int:
     Raise `RecipeError` if no size is set and the dataset's images are not square.
     """
     size = data.eval_image_size
-    return _image_size(data, train) if size == "auto" else size
+    return train_image_size(data, train) if size == "auto" else size
 
 
 def resolve_batch(recipe: Recipe, world_size: int) -> Recipe:
@@ -308,7 +310,28 @@ def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, 
     return [f"data.progressive: the run ends at step {total_steps:,}, at {last} of {image_size} pixels"]
 
 
-def _image_size(data: Data, info: "DatasetInfo") -> int:
+def _note_preprocessing(recipe: Recipe, image_size: int, *, has_one_size: bool) -> list[str]:
+    """Return a note on how images are prepared for published weights, which depend on it."""
+    data = recipe.data
+    if not is_published(recipe.model.weights):
+        return []
+    is_whole = data.eval_resize == "stretch" or has_one_size
+    scale = "whole images" if is_whole else f"evaluation crops {data.eval_crop:.4g}"
+    mean, std = (
+        "the dataset's" if values == "auto" else "[" + ", ".join(f"{each:.4g}" for each in values) + "]"
+        for values in (data.mean, data.std)
+    )
+    return [
+        f"model.weights: {recipe.model.weights} gets images of {image_size} px, {data.interpolation}, {scale}, "
+        f"mean {mean}, std {std}"
+    ]
+
+
+def train_image_size(data: Data, info: "DatasetInfo") -> int:
+    """Return the full height and width in pixels of training images, for which the model is built.
+
+    Raise `RecipeError` if no size is set and the dataset's images are not square.
+    """
     if data.image_size != "auto":
         return data.image_size
     if info.image_size is None:

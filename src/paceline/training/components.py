@@ -22,9 +22,10 @@ from paceline.measure.timer import StageTimer, now_s
 from paceline.parallel.build import build_strategy
 from paceline.parallel.consensus import Consensus, build_replica_check
 from paceline.parallel.device import generators
-from paceline.parallel.process_group import RankStore
+from paceline.parallel.process_group import RankStore, local_rank_zero_first
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plan import Plan
+from paceline.recipe.schema.model import Model, is_published
 from paceline.recipe.schema.train import Train
 from paceline.training.checkpoint import load_model
 from paceline.training.context import RunContext
@@ -95,7 +96,12 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
         initial_weights = restored_origin(start_from)
     else:
         weights = find_initial_checkpoint(recipe.model.weights) if context.world.is_main else ""
-        initial_weights = load_initial_weights(recipe.model, model, store.broadcast("weights", weights))
+        checkpoint = store.broadcast("weights", weights)
+        load = partial(_load_initial_weights, recipe.model, model, checkpoint)
+        if is_published(recipe.model.weights):  # the first rank of each node downloads them
+            initial_weights = local_rank_zero_first(store, load, lambda: None, "weights")
+        else:
+            initial_weights = load(True)
     now = now_s if measure.communication == "on" else None
     # Order matters from here: layers are numbered before FSDP shards, the optimizer takes the prepared parameters, DDP
     # orders its buckets after compilation, and compression state belongs to buckets.
@@ -131,6 +137,10 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
     return context.with_notes(*notes), PreparedModel(
         replica, criterion, training_state, state, compile_timer.total_s, capture, initial_weights
     )
+
+
+def _load_initial_weights(section: Model, model: nn.Module, checkpoint: str, is_first: bool) -> InitialWeights:
+    return load_initial_weights(section, model, checkpoint, may_download=is_first)
 
 
 def compile_model(replica: nn.Module, mode: str, num_sizes: int = 1) -> nn.Module:

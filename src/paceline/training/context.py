@@ -28,6 +28,7 @@ from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
+from paceline.models.activations import checkpoint_activations
 from paceline.models.build import build_model
 from paceline.models.freeze import set_training_mode
 from paceline.models.layers import init_from_data, needs_data_init
@@ -129,7 +130,10 @@ class RunContext:
         If it `is_new`, data-dependent layers are fitted to training images.
         """
         torch.manual_seed(self.recipe.seed)
-        model = build_model(self.recipe.model, num_classes=self.plan.num_classes, channels=self.plan.channels)
+        plan = self.plan
+        model = build_model(
+            self.recipe.model, num_classes=plan.num_classes, channels=plan.channels, image_size=plan.image_size
+        )
         if is_new and needs_data_init(model):
             init_from_data(model, self._read_images_to_fit())
         precision.cast_model(model)
@@ -138,6 +142,7 @@ class RunContext:
             model = convert_sync_batch_norm(model, self.device)
         # After `convert_sync_batch_norm`, which replaces the norms.
         set_training_mode(self.recipe.model, model, self.plan.num_classes)
+        checkpoint_activations(self.recipe.model, model)
         return model.to(memory_format=self.memory_format)
 
     @property

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from paceline.models.build import build_model
+from paceline.recipe.plan import train_image_size
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import OptimSection, ScheduleFree
 from paceline.recipe.schema.train import PrecisionName, Train
@@ -63,7 +64,12 @@ def load_eval_model(
     """
     # `model.norm=sync_batch` becomes plain BatchNorm, which is equivalent in evaluation.
     with torch.random.fork_rng(devices=[]):
-        model = build_model(recipe.model, num_classes=dataset.info.num_classes, channels=dataset.info.channels)
+        model = build_model(
+            recipe.model,
+            num_classes=dataset.info.num_classes,
+            channels=dataset.info.channels,
+            image_size=train_image_size(recipe.data, dataset.info),
+        )
     precision.cast_model(model)
     model.to(device).to(memory_format=memory_format)
     load_model(checkpoint, model)

@@ -1,4 +1,4 @@
-"""Load the initial weights of a run: from a file, or from a checkpoint of another run."""
+"""Load the initial weights of a run: published ones, those of a file, or of a checkpoint of another run."""
 
 import hashlib
 import os
@@ -15,10 +15,11 @@ from paceline.core.files import open_to_read
 from paceline.core.run_dir import RunDir, is_run
 from paceline.data.files import expand_path, is_folder
 from paceline.models.pretrained import copy_weights, load_weights
+from paceline.models.published import expected_sha256, fetch_weights, find_published_weights
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
-from paceline.recipe.schema.model import Model
+from paceline.recipe.schema.model import Model, is_published
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, model_tensors, read_state, weights_sha256
 from paceline.training.eval_model import eval_precision, has_weight_average, load_eval_model
 from paceline.training.precision import build_precision
@@ -31,7 +32,10 @@ _STARTED_FROM: Final = "started_from"
 
 @dataclass(frozen=True)
 class InitialWeights:
-    """A note for the user, and the provenance: `path`, `checkpoint` of a run, `sha256` of the file or weights."""
+    """A note for the user, and the provenance: `path`, `checkpoint` of a run, `sha256` of the file or weights.
+
+    For published weights also their full `name`, and the `file` in the cache.
+    """
 
     note: str | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -43,7 +47,7 @@ def find_initial_checkpoint(weights: str) -> str:
     It may be a run directory, for its last checkpoint, or RUN/checkpoints/ with best, last or a step's folder. Raise
     `RecipeError` for any other folder, or a missing checkpoint.
     """
-    if weights == "off":
+    if weights == "off" or is_published(weights):
         return ""
     path = expand_path(weights)
     above = path.parent.parent
@@ -65,19 +69,25 @@ def find_initial_checkpoint(weights: str) -> str:
         raise RecipeError(f"model.weights: {error}") from None
 
 
-def load_initial_weights(section: Model, model: nn.Module, checkpoint: str) -> InitialWeights:
+def load_initial_weights(
+    section: Model, model: nn.Module, checkpoint: str, *, may_download: bool = True
+) -> InitialWeights:
     """Load the weights of `section.weights`, or of `checkpoint` if given, into `model` in place.
 
-    Raise `RecipeError` as `load_weights` does, and `CheckpointError` for a damaged checkpoint.
+    Published weights come from the cache of their library, into which they are downloaded if they `may_download`.
+    Raise `RecipeError` as `load_weights` does, and for another SHA-256 than `section.weights_sha256`, and
+    `CheckpointError` for a damaged checkpoint.
     """
     weights = section.weights
     if weights == "off":
         return InitialWeights()
+    if is_published(weights):
+        return _load_published(section, model, may_download=may_download)
     origin = {"path": weights}
     if not checkpoint:
         sentence = load_weights(model, weights, section.name)
-        with open_to_read(expand_path(weights)) as file:
-            origin["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        origin["sha256"] = _file_sha256(expand_path(weights))
+        _check_sha256(weights, origin["sha256"], section.weights_sha256, "model.weights_sha256")
         return InitialWeights(f"model.weights: {weights}: {sentence}", {_STARTED_FROM: origin})
     path = Path(checkpoint)
     run_recipe = load(str(path.parent.parent)).recipe
@@ -85,7 +95,32 @@ def load_initial_weights(section: Model, model: nn.Module, checkpoint: str) -> I
     sentence = copy_weights(model, tensors, weights, section.name)
     which = "averaged weights" if has_weight_average(run_recipe.train, run_recipe.optim) else "weights"
     origin |= {"checkpoint": path.name, "sha256": weights_sha256(tensors)}
+    _check_sha256(weights, origin["sha256"], section.weights_sha256, "model.weights_sha256")
     return InitialWeights(f"model.weights: {weights}: the {which} of {path.name}: {sentence}", {_STARTED_FROM: origin})
+
+
+def _load_published(section: Model, model: nn.Module, *, may_download: bool) -> InitialWeights:
+    weights = section.weights
+    published = find_published_weights(section)
+    file = fetch_weights(published, weights, may_download=may_download)
+    digest = _file_sha256(file)
+    _check_sha256(weights, digest, expected_sha256(file) or "off", f"{file}, by its name in the cache; remove it")
+    _check_sha256(weights, digest, section.weights_sha256, "model.weights_sha256")
+    sentence = load_weights(model, str(file), section.name, weights)
+    origin = {"path": weights, "name": published.name, "file": str(file), "sha256": digest}
+    name = "" if published.name == weights else f"{published.name}: "
+    return InitialWeights(f"model.weights: {weights}: {name}{sentence}", {_STARTED_FROM: origin})
+
+
+def _file_sha256(path: Path) -> str:
+    with open_to_read(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_sha256(weights: str, digest: str, expected: str, whose: str) -> None:
+    """Raise `RecipeError` if `digest` does not start with `expected`, which is that of `whose`."""
+    if expected != "off" and not digest.startswith(expected):
+        raise RecipeError(f"model.weights: {weights}: its SHA-256 is {digest}, not {expected} ({whose})")
 
 
 def restored_origin(checkpoint: str) -> InitialWeights:

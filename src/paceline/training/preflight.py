@@ -15,6 +15,7 @@ from paceline.core.world import World
 from paceline.data.augment.plugin import try_plugin_augments
 from paceline.measure.timer import StageTimer
 from paceline.models.pretrained import find_weights_file
+from paceline.models.published import find_cached, find_published_weights
 from paceline.models.validate import build_model_on_device
 from paceline.parallel.device import choose_device
 from paceline.parallel.strategy import SingleDevice
@@ -22,6 +23,7 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.plugins import describe_error
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
+from paceline.recipe.schema.model import Model, is_published
 from paceline.recipe.schema.optim import Adam, OptimSection, OwnOptim, Sgd
 from paceline.training.checkpoint import CheckpointStorage, CheckpointWriter, KeepPolicy, Snapshot
 from paceline.training.components import build_training_state
@@ -45,16 +47,24 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
     device = torch.device("cpu" if is_plugin or is_plugin_name(recipe.model.name) else "meta")
     with torch.random.fork_rng(devices=[]):
         model = build_model_on_device(recipe.model, plan, device)
-    checkpoint = find_initial_checkpoint(recipe.model.weights)
-    if recipe.model.weights != "off" and not checkpoint:
-        find_weights_file(recipe.model.weights)
+    download_note = _check_initial_weights(recipe.model)
     layers = layers_for_decay(recipe.optim, model)
     optimizer = build_optimizer(_without_kernels(recipe.optim), model.named_parameters(), device.type, layers)
     if is_plugin:
         with torch.random.fork_rng(devices=[]):
             _try_optimizer_step(recipe.optim, optimizer, model)
     _, weights_note = build_loss(recipe.train, train, torch.device("cpu"))
-    return tuple(filter(None, (describe_layer_decay(recipe.optim, optimizer, layers), weights_note)))
+    return tuple(filter(None, (download_note, describe_layer_decay(recipe.optim, optimizer, layers), weights_note)))
+
+
+def _check_initial_weights(section: Model) -> str:
+    """Return a note if the run downloads its initial weights, or "". Raise `RecipeError` if there are none."""
+    if is_published(section.weights):
+        published = find_published_weights(section)
+        return "" if find_cached(published) else f"model.weights: the run will download {published.name}"
+    if section.weights != "off" and not find_initial_checkpoint(section.weights):
+        find_weights_file(section.weights)
+    return ""
 
 
 def _without_kernels(section: OptimSection) -> OptimSection:

@@ -24,6 +24,7 @@ from paceline.training.goodput import read_attempts
 # May change on resume, as they do not affect the weights that result; `_FIXED_FIELDS` are exceptions.
 _CHANGEABLE_FIELDS = (
     "log.",
+    "model.checkpoint_activations",  # which changes no bit
     "measure.",
     "checkpoint.",
     "parallel.",

@@ -28,7 +28,7 @@ SIXTEEN_BITS = ["model.name=torchvision:resnet18", "model.width=1.0", "train.pre
         (
             ["model.weights=DEFAULT"],
             RecipeError,
-            "model.weights: DEFAULT: names weights of torchvision, .*not download",
+            "model.weights: DEFAULT: no such file .*torchvision:DEFAULT",
         ),
         (
             ["model.weights=https://a.b/c.pth"],

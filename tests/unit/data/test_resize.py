@@ -165,3 +165,19 @@ def test_the_region_of_stretching_is_the_whole_image() -> None:
 def test_an_empty_batch_has_no_regions(resizer: Resizer) -> None:
     boxes = resizer.compute_regions(np.empty((0, 2), dtype=np.int64), np.empty((0, resizer.num_draws)), 32).boxes
     assert boxes.shape == (0, 4)
+
+
+def test_bicubic_images_are_pillows_in_training_and_evaluation() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (70, 90, 3)).astype(np.uint8))
+    data = Data.model_validate({"interpolation": "bicubic", "eval_resize": "stretch", "augment": ["resize"]})
+    expected = F.pil_to_tensor(image.resize((32, 32), Image.Resampling.BICUBIC))
+    for build in (build_train_resizer, build_eval_resizer):
+        assert torch.equal(build(data)(image, NO_DRAWS, 32), expected)
+        bilinear = build(data.model_copy(update={"interpolation": "bilinear"}))
+        assert not torch.equal(bilinear(image, NO_DRAWS, 32), expected)
+    crop = build_train_resizer(Data.model_validate({"interpolation": "bicubic", "augment": ["random_resized_crop"]}))
+    assert isinstance(crop, RandomCropResizer)
+    draws = np.random.default_rng(0).random(crop.num_draws)
+    top, left, height, width = crop.choose_box(*F.get_size(image), draws)
+    box = image.crop((left, top, left + width, top + height)).resize((32, 32), Image.Resampling.BICUBIC)
+    assert torch.equal(crop(image, draws, 32), F.pil_to_tensor(box))

@@ -417,9 +417,11 @@ def test_the_ceiling_is_what_the_clock_bounds() -> None:
 
 def test_ceilings_name_what_was_free() -> None:
     assert str(Ceilings(free_data=3.94, free_communication=1.043)) == (
-        "with free data: 3.9x; with free communication: 1.04x"
+        "without data loading: at most 3.9x; without communication: at most 1.04x"
     )
-    assert str(Ceilings(free_copy=1.0, free_model=12.3)) == "with free copies: 1.00x; with a free model: 12.3x"
+    assert str(Ceilings(free_copy=1.0, free_model=12.3)) == (
+        "without loading and copies: at most 1.00x; without the model: at most 12.3x"
+    )
     assert str(Ceilings()) == ""
 
 

@@ -167,12 +167,12 @@ def test_another_shape_is_refused(tmp_path, key, tensor, sizes):
 def test_missing_unknown_and_broken_files_are_refused(tmp_path):
     model = build(1)
     assert error_of(model, tmp_path / "none.pth") == (
-        "no such file (give a .safetensors, a .pth or a run directory; docs/how-to/fine-tune.md says where to get one)"
+        "no such file (give a .safetensors, a .pth or a run directory, or default for the library's own weights)"
     )
     foreign = tmp_path / "weights.onnx"
     foreign.write_bytes(b"x")
     assert error_of(model, foreign) == (
-        "is not a file of weights by its name (rename it to one of .safetensors, .pth, .pt, .pth.tar)"
+        "is not a file of weights by its name (rename it to one of .safetensors, .pth, .pt, .pth.tar, .bin)"
     )
     for suffix in (".safetensors", ".pth", ".pt"):
         for content in (b"", b"\x80garbage", b"x" * 100):

@@ -60,7 +60,7 @@ def test_a_network_that_fits_passes_and_draws_nothing(name):
         ("speednet94", {"start_size": 8}, "4x3x8x8", "Output size is too small"),
         ("speednet94", {"batch": 2, "eval_size": 7}, "2x3x7x7", "Output size is too small"),
         ("torchvision:resnet18", {"batch": 1}, "1x3x32x32", "Expected more than 1 value per channel when training"),
-        ("timm:vit_tiny_patch16_224", {}, "4x3x32x32", "Input height (32) doesn't match model (224)"),
+        ("timm:vit_tiny_patch16_224", {"eval_size": 48}, "4x3x48x48", "Input height (48) doesn't match model (32)"),
     ],
 )
 def test_images_that_do_not_fit_are_one_line(name, options, taken, reason):
@@ -69,6 +69,13 @@ def test_images_that_do_not_fit_are_one_line(name, options, taken, reason):
     assert str(caught.value).startswith(f"model.name: {name} cannot take a batch of {taken}: ")
     assert reason in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224", "torchvision:vit_b_16"]
+)
+def test_a_transformer_is_built_for_the_size_of_the_images(name):
+    check_model(Model(name=name), plan(size=64, start_size=64, eval_size=64))
 
 
 def test_channels_last_is_refused_only_by_name_and_only_without_convolutions():

@@ -157,8 +157,8 @@ class Pair:
         def waits() -> None:
             self.looks += 1
             if self.looks == until:
-                self.store.add("turns/done", 1)
-                self.store.add("all/done", 1)
+                self.store.add("turns/data/done", 1)
+                self.store.add("all/data/done", 1)
 
         with rendezvous(self.worlds[0], Parallel(timeout=f"{SILENT_S}s")) as rank_store:
             result = local_rank_zero_first(rank_store, lambda is_first: "read" if is_first else "found", waits)

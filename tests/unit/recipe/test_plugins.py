@@ -300,7 +300,10 @@ def test_the_hash_counts_name_and_args() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["model.args.depth=3"], "model.args: has no effect on resnet18_cifar, only on your own model"),
+        (
+            ["model.args.depth=3"],
+            "model.args: has no effect on resnet18_cifar, only on models of timm and torchvision and your own",
+        ),
         (["optim.name=a:O", "optim.momentum=1"], "optim.momentum: is not a field (one of lr,"),
         (["optim.name=a:O", "optim.momentum=1"], "; arguments of your own code are optim.args.momentum)"),
         (["optim={name: 'a b:c', lr: 1}"], "optim.name: 'a b:c' is not an import path (write package.module:Name)"),

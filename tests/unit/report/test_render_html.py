@@ -91,7 +91,7 @@ def test_the_numbers_on_the_page_are_those_of_the_result(rundir, page):
         "the mean of 4,682 measured steps",
         "target reached after 4 min 11 s",
         "4.78 ms per step, 10.1 % of it",
-        "4,692 batches of 300,288 images",
+        "4,692 batches (300,288 images in total)",
     ):
         assert text in page.text
 

@@ -130,9 +130,8 @@ class _LoaderBuilder:
             case "device" if options.device.type != "cpu":
                 assert isinstance(self.source, ArraySource), "`choose_loader` admits only pixels"
                 resident = load_split_to_device(self.source, options.device)
-                return DeviceLoader(
-                    resident, self.schedule, self.augments, self._loader_stats, BatchTimer(options.clock)
-                )
+                stats, timer = self._loader_stats, BatchTimer(options.clock)
+                return DeviceLoader(resident, self.schedule, self.augments, stats, timer, self.resizer.interpolation)
             case "native":
                 return self._build_native_loader()
             case "threads":
@@ -219,7 +218,8 @@ class _LoaderBuilder:
         if isinstance(images, Tensor) and changes and isinstance(changes[0], FusedCropFlip):
             # Gather, crop and flip in a single pass over memory.
             crop_flip, changes = changes[0], changes[1:]
-        readers = ((ArrayReader(images, source.labels, crop_flip, timer), timer) for timer in timers)
+        mode = self.resizer.interpolation
+        readers = ((ArrayReader(images, source.labels, crop_flip, timer, mode), timer) for timer in timers)
         return [BatchMaker(self.schedule, reader, changes, timer) for reader, timer in readers]
 
     @property

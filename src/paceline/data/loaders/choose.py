@@ -61,6 +61,9 @@ def _choose_fastest(
         and _has_records(source)
         and not _find_exceeded_native_limit(data)
     ):
+        if data.interpolation != "bilinear":
+            note = f"data.loader: processes, as the faster native loader has no {data.interpolation} interpolation"
+            return _choose_processes(data, cores)._replace(note=note)
         if extension is not None:
             return LoaderChoice("native", _count_threads(data, cores))
         return _choose_processes(data, cores)._replace(note=f"data.loader: {NATIVE_MISSING_MESSAGE}")
@@ -131,6 +134,11 @@ def _check_native(data: Data, source: Source, extension: NativeExtension | None)
         raise RecipeError(
             f"data.loader: native decodes indexed JPEGs, and this pack has none among {count(len(source), 'image')} "
             f"(set data.loader=auto)"
+        )
+    if data.interpolation != "bilinear":
+        raise RecipeError(
+            f"data.loader: native resizes bilinearly, and data.interpolation is {data.interpolation} "
+            "(set data.loader=auto, or data.interpolation=bilinear)"
         )
     exceeded = _find_exceeded_native_limit(data)
     if exceeded:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from paceline.core.dataset import ArraySource
@@ -44,6 +45,7 @@ class DeviceLoader:
     changes: Sequence[Augment]
     loader_stats: LoaderStats
     timer: BatchTimer
+    interpolation: InterpolationMode = InterpolationMode.BILINEAR
     _inputs: dict[int, _BatchInputs] = field(default_factory=dict, repr=False, compare=False)
 
     def batches(self, first: int, stop: int) -> Iterator[Batch]:
@@ -72,7 +74,7 @@ class DeviceLoader:
         self.timer.end_read(images.nbytes)
         size = self.schedule.size(number)
         if images.shape[-2:] != (size, size):
-            images = F.resize(images, [size, size], antialias=True)
+            images = F.resize(images, [size, size], self.interpolation, antialias=True)
             self.timer.end_stage("decode")
         used = 0
         for change in self.changes:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
 from paceline.core.dataset import ArraySource, Source
@@ -55,8 +56,10 @@ class ArrayReader:
         labels: NDArray[np.int64],
         crop_flip: FusedCropFlip | None,
         timer: BatchTimer,
+        interpolation: InterpolationMode = InterpolationMode.BILINEAR,
     ) -> None:
         self._images = images
+        self._interpolation = interpolation
         self._labels = torch.from_numpy(labels)
         self._crop_flip = crop_flip
         self._timer = timer
@@ -83,7 +86,7 @@ class ArrayReader:
             images = torch.from_numpy(stored[indices]).permute(0, 3, 1, 2).contiguous()
         self._timer.end_read(images.nbytes)
         if images.shape[-2:] != (size, size):
-            images = F.resize(images, [size, size], antialias=True)
+            images = F.resize(images, [size, size], self._interpolation, antialias=True)
             self._timer.end_stage("decode")  # which includes resizing
         if self._crop_flip:  # after resizing, so that padding is in pixels of the model's input
             images = self._crop_flip(images, torch.from_numpy(draws))

@@ -54,6 +54,10 @@ class Data(Section):
     whole image."""
     eval_crop: float = Field(0.875, gt=0, le=1)
     """Side of the center crop, as a fraction of the scaled image's short side."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """How images are resized, in training and evaluation, with antialiasing as in Pillow. The loader `native` has
+    bilinear alone. Published weights (`model.weights`) bring their own default, as they do for `mean`, `std`,
+    `eval_crop` and, if the images' sizes differ, `image_size`."""
     eval_views: Literal[1, 2, 6] = 1
     """Test-time augmentation, which should be reported with any accuracy: 2 averages the logits of each image and its
     mirror image, and 6 adds both shifted by one pixel in two directions."""

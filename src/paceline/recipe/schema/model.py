@@ -5,10 +5,39 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.recipe.schema.base import Args, Off, Section, check_import_path, is_plugin_name, refuse
+from paceline.recipe.schema.base import LIBRARIES, Args, Off, Section, check_import_path, is_plugin_name, refuse
 
 BUILT_IN_MODELS_ONLY: Final = ("norm", "width", "zero_init_residual", "drop_path")
 """Fields that configure paceline's own models, and have little or no effect on others."""
+
+
+PUBLISHED: Final = ("timm:", "torchvision:", "hf-hub:")
+"""Prefixes of `model.weights` that name published weights."""
+
+
+def is_published(weights: str) -> bool:
+    """Return whether `model.weights` names published weights, and no file or run."""
+    return weights == "default" or weights.startswith(PUBLISHED)
+
+
+_FIELD_OF_ARG: Final = {
+    "num_classes": "data.source",
+    "in_chans": "data.source.channels",
+    "img_size": "data.image_size",
+    "image_size": "data.image_size",
+    "drop_path_rate": "model.drop_path",
+    "stochastic_depth_prob": "model.drop_path",
+    "zero_init_last": "model.zero_init_residual",
+    "zero_init_residual": "model.zero_init_residual",
+    "weights": "model.weights",
+    "model_name": "model.name",
+    "name": "model.name",
+}
+"""Arguments of the libraries' models that other fields set."""
+_REFUSED_ARGS: Final = (
+    *("pretrained", "checkpoint_path", "cache_dir", "weights_backbone", "progress", "file", "url", "hf_hub"),
+    *("features_only", "feature_cfg", "out_indices", "aux_logits", "scriptable", "exportable", "no_jit"),
+)
 
 
 class Model(Section):
@@ -20,7 +49,8 @@ class Model(Section):
     own](../how-to/extend.md#custom-models), `package.module:Name`. `empty`, a linear layer on the mean color,
     measures what a run costs without a model."""
     args: Args = Field({})
-    """Keyword arguments of your own model, in addition to `num_classes` and `in_channels`."""
+    """Keyword arguments of a timm or torchvision model, such as `{drop_rate: 0.2}`, or of your own model, in addition
+    to `num_classes` and `in_channels`."""
     norm: Literal["batch", "sync_batch", "group", "none"] = "batch"
     """Normalization layers of built-in models. `sync_batch` computes BatchNorm statistics over all ranks, in any
     model."""
@@ -36,8 +66,16 @@ class Model(Section):
     """Probability of dropping the last residual branch in a step (stochastic depth); for earlier branches it is smaller
     in proportion to depth."""
     weights: str | Off = "off"
-    """Pretrained weights: a `.safetensors` file, torchvision's `.pth`, or a run directory, which means its last
-    checkpoint (`RUN/checkpoints/best` or a step's folder for another one)."""
+    """Pretrained weights. By name: `default` is the default of a timm or torchvision model, `timm:TAG` and
+    `torchvision:NAME` are others, and `hf-hub:REPO` is a repository of the Hugging Face Hub with a timm model. They are
+    downloaded once. Or a `.safetensors` or `.pth` file, or a run directory, which means its last checkpoint
+    (`RUN/checkpoints/best` or a step's folder for another one)."""
+    weights_sha256: str | Off = "off"
+    """SHA-256 that the weights must have, or its first 8 digits or more; `provenance.started_from` of a run records
+    it."""
+    checkpoint_activations: bool = False
+    """Keep only the input of each block of the model for the backward pass, which computes the block again: less
+    memory, and a second forward pass per step. Weights and losses have the same bits as without."""
     freeze: Off | Literal["backbone"] | tuple[str, ...] = "off"
     """Parameters that are not trained: `backbone` is everything but the classifier, and a list holds patterns of
     parameter names, such as `[stem.*, "*.bias"]`. Modules without trainable parameters stay in evaluation mode, so
@@ -63,10 +101,45 @@ class Model(Section):
             raise ValueError("freeze has no patterns (set freeze=off, or name some)")
         return freeze
 
+    @field_validator("weights_sha256", mode="before")
+    @classmethod
+    def _refuse_numbers(cls, digest: object) -> object:
+        if isinstance(digest, int | float):
+            raise ValueError(f"{digest!r} is a number in YAML (write the digits in quotes: '\"...\"')")
+        return digest
+
+    @field_validator("weights_sha256")
+    @classmethod
+    def _check_digest(cls, digest: str) -> str:
+        if digest != "off" and not re.fullmatch(r"[0-9a-f]{8,64}", digest):
+            raise ValueError(f"{digest!r} is not a SHA-256 (give its 64 lower-case hexadecimal digits, or the first 8)")
+        return digest
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if self.weights == "off" and self.weights_sha256 != "off":
+            refuse("model.weights_sha256", "has no effect with model.weights off (set model.weights)")
+        if not is_published(self.weights):
+            return self
+        library = "timm" if self.weights.startswith("hf-hub:") else self.weights.partition(":")[0]
+        libraries = LIBRARIES if self.weights == "default" else (library,)
+        if self.name.partition(":")[0] not in libraries:
+            models = " or ".join(f"{each}:NAME" for each in libraries)
+            refuse("model.weights", f"{self.weights} is not for {self.name} (set model.name={models})")
+        return self
+
     @model_validator(mode="after")
     def _check_args(self) -> Self:
-        if self.args and not is_plugin_name(self.name):
-            refuse("model.args", f"has no effect on {self.name}, only on your own model (leave it out)")
+        if not self.args or is_plugin_name(self.name):
+            return self
+        if self.name.partition(":")[0] not in LIBRARIES:
+            refuse("model.args", f"has no effect on {self.name}, only on models of timm and torchvision and your own")
+        for name in self.args:
+            field = _FIELD_OF_ARG.get(name)
+            if field is not None:
+                refuse("model.args", f"{name} is what {field} sets (set {field} in its place)")
+            if name.startswith(_REFUSED_ARGS):
+                refuse("model.args", f"{name} could load weights, or make no classifier (leave it out)")
         return self
 
     @model_validator(mode="after")

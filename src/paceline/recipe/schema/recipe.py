@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -24,8 +24,13 @@ from paceline.recipe.schema.optim import (
 )
 from paceline.recipe.schema.train import Log, Parallel, Train
 
-_LATER_FIELDS = ("loss", "metrics", "monitor", "patience", "max_time")
-"""Fields of `train` that do not count in the hash at their defaults: recipes from before them keep theirs."""
+_ADDED: Final = (
+    ("data", "interpolation"),
+    ("model", "checkpoint_activations"),
+    ("model", "weights_sha256"),
+    *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time")),
+)
+"""Fields that are left out of the hash while they have their default, so that older recipes keep their hash."""
 
 
 class Checkpoint(Section):
@@ -188,6 +193,19 @@ class Recipe(Section):
             refuse("train.compile", "the copies that dataparallel makes are not compiled (set train.compile=off)")
         return self
 
+    @model_validator(mode="after")
+    def _check_activations(self) -> Self:
+        parallel, train = self.parallel, self.train
+        conflicts = {
+            "parallel.strategy=dataparallel": parallel.strategy == "dataparallel",
+            f"train.compile={train.compile}": train.compile != "off",
+            "train.capture=on": train.capture == "on",
+        }
+        for setting, is_on in conflicts.items():
+            if is_on and self.model.checkpoint_activations:
+                refuse("model.checkpoint_activations", f"true does not work with {setting} (leave one of them out)")
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain values that load again to an equal recipe; the `name` of a section comes first."""
         return cast(dict[str, Any], _names_first(self.model_dump(mode="json")))
@@ -196,9 +214,9 @@ class Recipe(Section):
     def hash(self) -> str:
         """12 hex digits that are equal for equal recipes."""
         values = self.to_dict()
-        for name in _LATER_FIELDS:
-            if not self.train.is_set(name):
-                del values["train"][name]
+        for section, name in _ADDED:
+            if not getattr(self, section).is_set(name):
+                del values[section][name]
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

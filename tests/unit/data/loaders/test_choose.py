@@ -86,6 +86,15 @@ def test_auto_chooses_the_fastest_supported_loader(source: Source, device: str, 
     assert chosen(source, device, **fields) == (*expected, "")
 
 
+def test_the_native_loader_has_no_bicubic_interpolation() -> None:
+    note = "data.loader: processes, as the faster native loader has no bicubic interpolation"
+    assert chosen(PACK, interpolation="bicubic") == ("processes", 3, note)
+    for source in (KEPT, Files()):
+        assert chosen(source, interpolation="bicubic") == ("processes", 3, "")
+    with pytest.raises(RecipeError, match=r"^data.loader: native resizes bilinearly, and data.interpolation is"):
+        chosen(PACK, interpolation="bicubic", loader="native")
+
+
 def test_a_data_set_larger_than_a_quarter_of_gpu_memory_stays_in_host_memory() -> None:
     assert chosen(ARRAYS, "cuda", free_bytes=4 * BYTES - 1) == ("inline", 0, "")
     augment = ("pad_crop", "rand_augment")

@@ -1,0 +1,316 @@
+"""Find weights that timm, torchvision and the Hugging Face Hub publish, and keep them in these libraries' caches."""
+
+import contextlib
+import json
+import logging
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.error import HTTPError
+
+from paceline.core.errors import RecipeError, suggest_similar
+from paceline.recipe.schema.model import Model
+
+_TIMEOUT_S: Final = 60.0
+_HUB_WEIGHTS: Final = "pytorch_model.bin"
+_SAFE_NAMES: Final = {
+    _HUB_WEIGHTS: "model.safetensors",
+    "open_clip_pytorch_model.bin": "open_clip_model.safetensors",
+}
+"""Files of the Hub that may hold pickles, and timm's names for the same weights in safetensors."""
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository on the Hugging Face Hub: the first of `names` that exists; `revision` "" is the newest."""
+
+    repo: str
+    names: tuple[str, ...]
+    revision: str = ""
+
+
+@dataclass(frozen=True)
+class PublishedWeights:
+    """Weights with their full `name`, such as `timm:resnet50.a1_in1k`, on the Hub or at a URL.
+
+    `config` has timm's keys for the preprocessing: `input_size`, `interpolation`, `crop_pct`, `crop_mode`, `mean`,
+    `std`. `args` are the arguments of the model that the weights belong to.
+    """
+
+    name: str
+    location: HubFile | str
+    config: Mapping[str, Any]
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_published_weights(section: Model) -> PublishedWeights:
+    """Return the weights that `section.weights` names; for `hf-hub:`, fetch `config.json` if it is not cached.
+
+    Raise `RecipeError` if there are none of that name, or they belong to another model.
+    """
+    from paceline.models.build import check_library_model  # which imports torch
+
+    check_library_model(section.name)
+    kind, _, name = section.weights.partition(":")
+    if kind == "hf-hub":
+        return _find_in_repo(section, name)
+    library, _, model = section.name.partition(":")
+    tag = "" if section.weights == "default" else name.removeprefix(f"{model}.")
+    return _find_in_timm(section, model, tag) if library == "timm" else _find_in_torchvision(section, model, tag)
+
+
+def list_tags(model_name: str) -> list[str]:
+    """Return the tags of the published weights of a `timm:` or `torchvision:` model, the default first."""
+    library, _, name = model_name.partition(":")
+    if library == "timm":
+        import timm
+
+        config = timm.get_pretrained_cfg(name)
+        default = config.tag if config is not None and config.has_weights else None
+        tags = [each.partition(".")[2] for each in timm.list_pretrained(f"{name}.*")]
+        return sorted(filter(None, tags), key=lambda tag: tag != default)
+    if library == "torchvision":
+        from torchvision.models import get_model_weights
+
+        weights = get_model_weights(name)
+        default = weights.DEFAULT.name if len(weights) else ""
+        return sorted((each.name for each in weights), key=lambda tag: tag != default)
+    return []
+
+
+def _find_in_timm(section: Model, model: str, tag: str) -> PublishedWeights:
+    import timm
+
+    tags = list_tags(section.name)
+    if tag and tag not in tags:
+        raise _unknown_tag_error(section, tag, tags)
+    config = timm.get_pretrained_cfg(f"{model}.{tag}" if tag else model)
+    # Only timm's own code reads `custom_load` files, such as those of JAX; on the Hub, the same are tensors by name.
+    if config is None or not (config.hf_hub_id or (config.url and not config.custom_load)):
+        raise RecipeError(
+            f"model.weights: {section.weights}: timm publishes no weights for {section.name} that are tensors by name "
+            f"(name a model of `paceline models 'timm:*'` that has some)"
+        )
+    name = f"timm:{model}.{config.tag}" if config.tag else section.name
+    if config.hf_hub_id:
+        location: HubFile | str = _hub_file(config.hf_hub_id, config.hf_hub_filename)
+    else:
+        location = config.url[0] if isinstance(config.url, tuple) else str(config.url)
+    return PublishedWeights(name, location, asdict(config))
+
+
+def _hub_file(repo: str, filename: str | None) -> HubFile:
+    repo, _, revision = repo.partition("@")
+    name = filename or _HUB_WEIGHTS
+    safe = _SAFE_NAMES.get(name) or (f"{name[:-4]}.safetensors" if name.endswith(".bin") else name)
+    return HubFile(repo, tuple(dict.fromkeys((safe, name))), revision)
+
+
+def _find_in_torchvision(section: Model, model: str, tag: str) -> PublishedWeights:
+    from torchvision.models import get_model_weights
+
+    weights = get_model_weights(model)
+    tag = tag.removeprefix(f"{weights.__name__}.")
+    tags = list_tags(section.name)
+    if not tags or (tag and tag not in tags):
+        raise _unknown_tag_error(section, tag, tags)
+    chosen = weights[tag or tags[0]]
+    transform = chosen.transforms()
+    size = transform.crop_size[0]
+    config = {
+        "input_size": (3, size, size),
+        "interpolation": transform.interpolation.value,
+        "crop_pct": size / transform.resize_size[0],
+        "crop_mode": "center",
+        "mean": transform.mean,
+        "std": transform.std,
+    }
+    return PublishedWeights(f"torchvision:{weights.__name__}.{chosen.name}", chosen.url, config)
+
+
+def _find_in_repo(section: Model, repo: str) -> PublishedWeights:
+    weights = section.weights
+    file = _hub_file(repo, None)
+    path = fetch_hub_file(HubFile(file.repo, ("config.json",), file.revision), weights)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        architecture, config = str(values["architecture"]), values.get("pretrained_cfg", values)
+        args = {**values.get("model_args", {})}
+        config = {**config}
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise RecipeError(
+            f"model.weights: {weights}: its config.json names no architecture of timm (name one of a timm model)"
+        ) from None
+    if section.name != f"timm:{architecture}":
+        raise RecipeError(
+            f"model.weights: {weights}: is of timm:{architecture}, not {section.name} "
+            f"(set model.name=timm:{architecture})"
+        )
+    for ours in ("in_chans", "num_classes", "img_size"):
+        args.pop(ours, None)
+    location = _hub_file(repo, config.get("hf_hub_filename"))
+    return PublishedWeights(weights, location, config, args)
+
+
+def _unknown_tag_error(section: Model, tag: str, tags: Sequence[str]) -> RecipeError:
+    if not tags:
+        return RecipeError(f"model.weights: {section.weights}: no weights are published for {section.name}")
+    hint = suggest_similar(tag, tags) or f" (there are {', '.join(tags[:8])}{', ...' if len(tags) > 8 else ''})"
+    return RecipeError(f"model.weights: {section.weights}: {section.name} has no weights {tag!r}{hint}")
+
+
+def find_cached(weights: PublishedWeights) -> Path | None:
+    """Return the file of `weights` in the cache, or None, without a request to the network."""
+    match weights.location:
+        case HubFile() as file:
+            return _find_in_hub_cache(file)
+        case url:
+            path = torch_cache_path(url)
+            return path if path.is_file() else None
+
+
+def fetch_weights(weights: PublishedWeights, setting: str, *, may_download: bool = True) -> Path:
+    """Return the file of `weights` in the library's cache; download it if it is missing and `may_download`.
+
+    Raise `RecipeError`, about `model.weights=setting`, if it can be neither found nor downloaded.
+    """
+    cached = find_cached(weights)
+    if cached is not None:
+        return cached
+    match weights.location:
+        case HubFile() as file:
+            return fetch_hub_file(file, setting, may_download=may_download)
+        case url:
+            return _fetch_url(url, setting, may_download=may_download)
+
+
+def expected_sha256(path: Path) -> str:
+    """Return the SHA-256 of a cached file, or its first digits, as its name in the cache states it; "" if unknown."""
+    from torch.hub import HASH_REGEX
+
+    blob = path.resolve().name  # the Hub's cache names large files by their SHA-256
+    if re.fullmatch("[0-9a-f]{64}", blob):
+        return blob
+    match = HASH_REGEX.search(path.name)
+    return match.group(1) if match else ""
+
+
+def torch_cache_path(url: str) -> Path:
+    """Return the path at which torch's cache keeps the file of `url`."""
+    import torch
+
+    return Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
+
+
+def _fetch_url(url: str, setting: str, *, may_download: bool) -> Path:
+    import torch
+
+    path = torch_cache_path(url)
+    command = f"curl -L -o {shlex.quote(path.name)} {shlex.quote(url)}"
+    way = f"on a machine with a network run `{command}`, and copy the file to {path}"
+    if not may_download:
+        raise RecipeError(f"model.weights: {setting}: {path} is missing ({way})")
+    before = socket.getdefaulttimeout()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        socket.setdefaulttimeout(_TIMEOUT_S)  # torch.hub sets none
+        torch.hub.download_url_to_file(url, str(path), expected_sha256(path) or None, progress=sys.stderr.isatty())
+    except Exception as error:  # of urllib, of the file system, or torch's RuntimeError for another digest
+        if isinstance(error, HTTPError):
+            error.close()
+        raise RecipeError(f"model.weights: {setting}: cannot be downloaded: {_reason(error)} ({way})") from None
+    finally:
+        socket.setdefaulttimeout(before)
+    return path
+
+
+def _find_in_hub_cache(file: HubFile) -> Path | None:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    for name in file.names:
+        with contextlib.suppress(LocalEntryNotFoundError):
+            return Path(hf_hub_download(file.repo, name, revision=file.revision or None, local_files_only=True))
+    return None
+
+
+def fetch_hub_file(file: HubFile, setting: str, *, may_download: bool = True) -> Path:
+    """Return the first of `file.names` that the repository has, from the cache without a request, or downloaded.
+
+    Raise `RecipeError`, about `model.weights=setting`, if that fails.
+    """
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    start = f"model.weights: {setting}:"
+    try:
+        cached = _find_in_hub_cache(file)
+    except errors.HFValidationError:
+        raise RecipeError(f"{start} {file.repo!r} is not the name of a repository (write hf-hub:OWNER/NAME)") from None
+    if cached is not None:
+        return cached
+    revision = f" --revision {shlex.quote(file.revision)}" if file.revision else ""
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{file.repo.replace('/', '--')}"
+    way = (
+        f"on a machine with a network run `hf download {shlex.quote(file.repo)} {file.names[0]}{revision}`, and copy "
+        f"the folder {folder.name} of its cache to {folder.parent}"
+    )
+    if not may_download:
+        raise RecipeError(f"{start} is not in the cache {folder.parent} ({way})")
+    for name in file.names:
+        try:
+            with _quiet_client():
+                # Once, and without the client's five attempts, which take minutes on a node without a network.
+                get_hf_file_metadata(hf_hub_url(file.repo, name, revision=file.revision or None))
+                return Path(hf_hub_download(file.repo, name, revision=file.revision or None))
+        except errors.EntryNotFoundError as error:
+            if isinstance(error, errors.LocalEntryNotFoundError):  # the network was lost between the two
+                raise RecipeError(f"{start} cannot be downloaded: {_reason(error)} ({way})") from None
+        except Exception as error:  # of httpx, of the file system, and checks of the Hub's client
+            refusal = _explain_refusal(file, error) or f"cannot be downloaded: {_reason(error)} ({way})"
+            raise RecipeError(f"{start} {refusal}") from None
+    raise RecipeError(f"{start} the repository {file.repo} has no {' or '.join(file.names)} (name another)")
+
+
+def _explain_refusal(file: HubFile, error: Exception) -> str:
+    """Return what an answer of the Hub means for `file`, and the fix; "" for other errors."""
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            return f"{file.repo} is gated (accept its terms on the Hub, and log in with `hf auth login`)"
+        case errors.RevisionNotFoundError():
+            return f"{file.repo} has no revision {file.revision!r} (leave @ out for the newest)"
+        case errors.RepositoryNotFoundError():
+            return (
+                f"there is no repository {file.repo} on the Hub, or it is private (check the name, or log in with "
+                "`hf auth login`)"
+            )
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet_client() -> Iterator[None]:
+    """Show the progress of the Hub's client on terminals only, and no warnings of its own."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    logger = logging.getLogger("huggingface_hub")
+    level, had_bars = logger.level, not are_progress_bars_disabled()
+    logger.setLevel(logging.ERROR)
+    if had_bars and not sys.stderr.isatty():
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if had_bars:
+            enable_progress_bars()
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:150]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
