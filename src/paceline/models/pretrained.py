@@ -5,7 +5,7 @@ import shlex
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from paceline.core.errors import RecipeError
 from paceline.models.structure import layer_weights
 
-_NESTED_KEYS = ("state_dict", "model")
+_NESTED_KEYS = ("state_dict", "model", "encoder")
+"""Keys of the state dict in files that hold more; `encoder` is I-JEPA's."""
+_MAX_NAMED = 3
 _PREFIXES = ("module.", "_orig_mod.")
 _BATCH_COUNTER = "num_batches_tracked"
 """Buffer of BatchNorm that files from before torch 0.4.1 lack, such as torchvision's first ResNets; not used."""
@@ -28,8 +30,8 @@ def load_weights(model: nn.Module, path: str, name: str, setting: str = "") -> s
 
     Errors name the file as `setting`, by default by its path.
 
-    The file holds a state dict, possibly under `state_dict` or `model`; prefixes of DDP and `torch.compile` are
-    removed. Raise `RecipeError` for an unreadable file, and as `copy_weights` does.
+    The file holds a state dict, possibly under `state_dict`, `model` or `encoder`; prefixes of DDP and `torch.compile`
+    are removed. Raise `RecipeError` for an unreadable file, and as `copy_weights` does.
     """
     return copy_weights(model, _strip_prefixes(read_weights(path)), setting or path, name)
 
@@ -44,7 +46,8 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     given = {key: tensor for key, tensor in given.items() if not key.endswith(_BATCH_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if key in wanted or not key.startswith(_AUX_PREFIXES)}
     hint = f"(is it for another model than {name}?)"
-    given = _adapt_to_model(model, given, wanted)
+    before, given = given, _adapt_to_model(model, given, wanted)
+    _refuse_resampled_filters(model, before, given, path, hint)
     missing = _find_missing_classifier(model, given, wanted)
     for key in wanted:
         if key not in given and key not in missing:
@@ -63,7 +66,10 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
         for key in wanted.keys() - reinitialized.keys():
             wanted[key].copy_(given[key])
     sentence = f"{len(wanted) - len(reinitialized)} tensors of {len(wanted)}"
-    return "; ".join([sentence, *summed, *sorted(set(reinitialized.values()))])
+    resampled = _list_resampled(before, given, leave_out={*summed, *reinitialized})
+    return "; ".join(
+        [sentence, *summed.values(), *sorted(set(reinitialized.values())), *_describe_resampled(resampled)]
+    )
 
 
 def find_weights_file(path: str) -> Path:
@@ -136,8 +142,11 @@ def _strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return stripped
 
 
-def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> list[str]:
-    """Sum the first convolution in `given` over its input channels, in place, if the model has one channel."""
+def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> dict[str, str]:
+    """Sum the first convolution in `given` over its input channels, in place, if the model has one channel.
+
+    Return its name and a sentence about it, if it is summed.
+    """
     for name, module in model.named_modules():
         if not isinstance(module, nn.Conv2d):
             continue
@@ -146,8 +155,8 @@ def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> list[str]
             break
         # A gray image equals a color image with equal channels, so summing gives the same output.
         given[f"{name}.weight"] = filters.sum(dim=1, keepdim=True)
-        return [f"the first convolution is summed over {filters.shape[1]} channels"]
-    return []
+        return {f"{name}.weight": f"the first convolution is summed over {filters.shape[1]} channels"}
+    return {}
 
 
 def _adapt_to_model(model: nn.Module, given: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -172,6 +181,47 @@ def _adapt_to_model(model: nn.Module, given: dict[str, Tensor], wanted: Mapping[
     except Exception:  # it was made for timm's own files, and may fail on any other, which the caller explains
         return given
     return {key: tensor for key, tensor in adapted.items() if not key.endswith(_BATCH_COUNTER)}
+
+
+def _refuse_resampled_filters(
+    model: nn.Module, before: Mapping[str, Tensor], given: Mapping[str, Tensor], path: str, hint: str
+) -> None:
+    """Raise `RecipeError` if a convolution in `given` was resampled from a kernel of another size in `before`.
+
+    timm's rules resample patch embeddings too, which a model of another patch size would take without a word.
+    """
+    for name, module in model.named_modules():
+        key = f"{name}.weight"
+        if not isinstance(module, nn.Conv2d) or key not in given:
+            continue
+        shape = given[key].shape
+        source = _find_source(before, key)
+        candidates = [each for each in before.values() if each.shape[:2] == shape[:2]] if source is None else [source]
+        others = [each for each in candidates if each.ndim == 4 and each.shape[2:] != shape[2:]]
+        if others and len(others) == len(candidates):
+            sizes = f"{_format_shape(others[0].shape[2:])} pixels instead of {_format_shape(shape[2:])}"
+            raise RecipeError(f"model.weights: {path}: {key!r} has filters of {sizes} {hint}")
+
+
+def _find_source(before: Mapping[str, Tensor], key: str) -> Tensor | None:
+    """Return the tensor of a file that became `key` of the model, if its name ends in the same way."""
+    names = [key] if key in before else [name for name in before if name.endswith(f".{key}")]
+    return before[names[0]] if len(names) == 1 else None
+
+
+def _list_resampled(before: Mapping[str, Tensor], given: Mapping[str, Tensor], leave_out: set[str]) -> list[str]:
+    """Return the names of tensors whose number of elements the rules of the library changed."""
+    if before is given:
+        return []
+    sources = {key: _find_source(before, key) for key in given if key not in leave_out}
+    return [key for key, source in sources.items() if source is not None and source.numel() != given[key].numel()]
+
+
+def _describe_resampled(keys: Sequence[str]) -> list[str]:
+    if not keys:
+        return []
+    more = f" and {len(keys) - _MAX_NAMED} more" if len(keys) > _MAX_NAMED else ""
+    return [f"resampled to the image size: {', '.join(keys[:_MAX_NAMED])}{more}"]
 
 
 def _resample_torchvision(model: nn.Module, given: dict[str, Tensor]) -> dict[str, Tensor]:

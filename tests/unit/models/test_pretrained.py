@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -126,6 +127,37 @@ def test_files_of_half_precision_and_without_counters_are_taken(tmp_path):
     load_weights(model, str(path), NAME)
     assert equal_keys(model, state(source.float())) == set(state(source))
     assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_the_encoder_of_a_file_of_ijepa_is_taken(tmp_path):
+    source, model = build(0), build(1)
+    encoder = {f"module.{key}": t for key, t in state(source).items() if not key.startswith("classifier.")}
+    path = tmp_path / "IN1K-vit.h.14-300e.pth.tar"
+    torch.save({"encoder": encoder, "predictor": {"x": torch.zeros(1)}, "epoch": 300}, path)
+    assert load_weights(model, str(path), NAME).endswith("; the file has no classifier, which starts fresh")
+    assert equal_keys(model, state(source)) >= {key.removeprefix("module.") for key in encoder}
+
+
+@pytest.mark.parametrize("prefix", ["", "visual.trunk."])
+def test_filters_of_another_patch_size_are_refused_and_resampled_positions_are_named(tmp_path, prefix):
+    """timm's rule would resample both without a word; it also renames the tensors of OpenCLIP's files."""
+    torch.manual_seed(0)
+    path = tmp_path / "weights.pth"
+
+    def save_vit(patch_size: int, img_size: int) -> None:
+        vit = timm.create_model("test_vit", num_classes=5, patch_size=patch_size, img_size=img_size)
+        torch.save({prefix + key: t for key, t in vit.state_dict().items()}, path)
+
+    model = timm.create_model("test_vit", num_classes=5, patch_size=16, img_size=64)
+    save_vit(8, 32)
+    message = error_of(model, path, "timm:test_vit")
+    assert message == (
+        "'patch_embed.proj.weight' has filters of 8x8 pixels instead of 16x16 (is it for another model than "
+        "timm:test_vit?)"
+    )
+    save_vit(16, 96)
+    sentence = load_weights(model, str(path), "timm:test_vit")
+    assert sentence.partition("; ")[2] == "resampled to the image size: pos_embed"
 
 
 @pytest.mark.parametrize("auxiliary", ["aux1.fc1.weight", "AuxLogits.fc.bias"])
