@@ -203,7 +203,7 @@ def test_errors_are_one_line_each(paceline, tmp_path: Path, resnet: bytes) -> No
         paceline(*args, "model.weights=hf-hub:a/b/c", **environ).assert_error("'a/b/c' is not the name of a repository")
     paceline(*args, "--ranks", "2", **environ).assert_error(
         f"on a machine with a network run `hf download {TAG} model.safetensors`",
-        f"copy the folder models--timm--test_resnet.r160_in1k of its cache to {tmp_path}/hf/hub)",
+        f"copy the folder models--timm--test_resnet.r160_in1k of its cache to {tmp_path}/hf/hub with `cp -rL`)",
     )
     assert not list((tmp_path / "runs").glob("*/result.json"))
 
@@ -229,7 +229,8 @@ def test_a_repository_of_a_timm_model_is_read_by_its_config(paceline, tmp_path: 
     with serving(hub):
         environ = hub.environ(tmp_path)
         result = paceline(*ARGS, "model.weights=hf-hub:me/safe", "--json", **environ).result
-        assert result["provenance"]["started_from"]["sha256"] == hashlib.sha256(resnet).hexdigest()
+        origin = result["provenance"]["started_from"]
+        assert (origin["sha256"], origin["commit"]) == (hashlib.sha256(resnet).hexdigest(), COMMIT)
         paceline(*ARGS, "model.weights=hf-hub:me/other", **environ).assert_error("names no architecture of timm")
         paceline(*ARGS, "model.weights=hf-hub:me/mine", **environ).assert_error(
             "pytorch_model.bin: cannot be read as weights, UnpicklingError"

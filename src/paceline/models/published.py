@@ -1,28 +1,41 @@
 """Find weights that timm, torchvision and the Hugging Face Hub publish, and keep them in these libraries' caches."""
 
 import contextlib
+import fcntl
 import json
 import logging
+import math
+import os
 import re
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from paceline.core.errors import RecipeError, suggest_similar
+from paceline.core.files import open_lock_file
 from paceline.recipe.schema.model import Model
 
 _TIMEOUT_S: Final = 60.0
+_MIN_DIGITS: Final = 8
+"""Fewer hexadecimal digits in a file's name, such as `300e` of I-JEPA's, are no digest."""
+_CONFIG: Final = ("config.json",)
 _HUB_WEIGHTS: Final = "pytorch_model.bin"
 _SAFE_NAMES: Final = {
     _HUB_WEIGHTS: "model.safetensors",
     "open_clip_pytorch_model.bin": "open_clip_model.safetensors",
 }
 """Files of the Hub that may hold pickles, and timm's names for the same weights in safetensors."""
+
+
+class NotCachedError(RecipeError):
+    """Weights, or their `config.json`, are not in the cache, and may not be downloaded."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +61,18 @@ class PublishedWeights:
     args: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_published_weights(section: Model) -> PublishedWeights:
+def find_published_weights(section: Model, *, may_download: bool = True) -> PublishedWeights:
     """Return the weights that `section.weights` names; for `hf-hub:`, fetch `config.json` if it is not cached.
 
-    Raise `RecipeError` if there are none of that name, or they belong to another model.
+    Raise `RecipeError` if there are none of that name, or they belong to another model, and `NotCachedError` if
+    `config.json` is missing and not `may_download`.
     """
     from paceline.models.build import check_library_model  # which imports torch
 
     check_library_model(section.name)
     kind, _, name = section.weights.partition(":")
     if kind == "hf-hub":
-        return _find_in_repo(section, name)
+        return _find_in_repo(section, name, may_download=may_download)
     library, _, model = section.name.partition(":")
     tag = "" if section.weights == "default" else name.removeprefix(f"{model}.")
     return _find_in_timm(section, model, tag) if library == "timm" else _find_in_torchvision(section, model, tag)
@@ -133,28 +147,100 @@ def _find_in_torchvision(section: Model, model: str, tag: str) -> PublishedWeigh
     return PublishedWeights(f"torchvision:{weights.__name__}.{chosen.name}", chosen.url, config)
 
 
-def _find_in_repo(section: Model, repo: str) -> PublishedWeights:
+@dataclass(frozen=True)
+class _RepoConfig:
+    """A `config.json` of timm: the `architecture`, `args` of the model, and the keys of `PublishedWeights.config`."""
+
+    architecture: str
+    args: Mapping[str, Any]
+    values: Mapping[str, Any]
+    commit: str
+
+
+def find_repo_model(weights: str) -> str:
+    """Return the model, such as `timm:resnet50`, of the repository `weights`, such as `hf-hub:OWNER/NAME`.
+
+    Fetch its `config.json` if it is not cached. Raise `RecipeError` if it has none of a timm model.
+    """
+    return f"timm:{_read_repo_config(weights, may_download=True).architecture}"
+
+
+def _find_in_repo(section: Model, repo: str, *, may_download: bool) -> PublishedWeights:
     weights = section.weights
-    file = _hub_file(repo, None)
-    path = fetch_hub_file(HubFile(file.repo, ("config.json",), file.revision), weights)
+    config = _read_repo_config(weights, may_download=may_download)
+    if section.name != f"timm:{config.architecture}":
+        raise RecipeError(
+            f"model.weights: {weights}: is of timm:{config.architecture}, not {section.name} "
+            f"(set model.name=timm:{config.architecture})"
+        )
+    location = _hub_file(repo, config.values.get("hf_hub_filename"))
+    # The weights of the same commit, although the repository may have changed since.
+    return PublishedWeights(weights, replace(location, revision=config.commit), config.values, config.args)
+
+
+def _read_repo_config(weights: str, *, may_download: bool) -> _RepoConfig:
+    file = _hub_file(weights.partition(":")[2], None)
+    path = fetch_hub_file(HubFile(file.repo, _CONFIG, file.revision), weights, may_download=may_download)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        architecture, config = str(values["architecture"]), values.get("pretrained_cfg", values)
-        args = {**values.get("model_args", {})}
-        config = {**config}
-    except (KeyError, TypeError, AttributeError, ValueError):
+        architecture, config = values["architecture"], values.get("pretrained_cfg", values)
+        args, config = {**(values.get("model_args") or {})}, {**config}
+        if not re.fullmatch(r"\w+", architecture):
+            raise ValueError
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         raise RecipeError(
             f"model.weights: {weights}: its config.json names no architecture of timm (name one of a timm model)"
         ) from None
-    if section.name != f"timm:{architecture}":
-        raise RecipeError(
-            f"model.weights: {weights}: is of timm:{architecture}, not {section.name} "
-            f"(set model.name=timm:{architecture})"
-        )
+    for key, (is_valid, kind) in _CONFIG_KEYS.items():
+        if config.get(key) is None:
+            config.pop(key, None)
+        elif not is_valid(config[key]):
+            shown = json.dumps(config[key])[:60]
+            raise RecipeError(
+                f"model.weights: {weights}: its config.json has {key} {shown}, which is not {kind} (name another)"
+            )
     for ours in ("in_chans", "num_classes", "img_size"):
         args.pop(ours, None)
-    location = _hub_file(repo, config.get("hf_hub_filename"))
-    return PublishedWeights(weights, location, config, args)
+    return _RepoConfig(architecture, args, config, path.parent.name)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and _is_number(value) and value > 0
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(type(each) is int and each > 0 for each in value)
+
+
+def _is_list_of_numbers(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(_is_number(each) for each in value)
+
+
+def _is_file_name(value: object) -> bool:
+    if not isinstance(value, str) or not value.isprintable():
+        return False
+    path = PurePosixPath(value)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_CONFIG_KEYS: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = {
+    "input_size": (_is_size, "a list of channels, height and width"),
+    "mean": (_is_list_of_numbers, "a list of numbers"),
+    "std": (_is_list_of_numbers, "a list of numbers"),
+    "crop_pct": (_is_positive, "a positive number"),
+    "interpolation": (_is_text, "a name"),
+    "crop_mode": (_is_text, "a name"),
+    "hf_hub_filename": (_is_file_name, "the name of a file in the repository"),
+}
+"""Keys of `config.json` that are read: a check of the value, and the kind of value in words."""
 
 
 def _unknown_tag_error(section: Model, tag: str, tags: Sequence[str]) -> RecipeError:
@@ -193,11 +279,23 @@ def expected_sha256(path: Path) -> str:
     """Return the SHA-256 of a cached file, or its first digits, as its name in the cache states it; "" if unknown."""
     from torch.hub import HASH_REGEX
 
-    blob = path.resolve().name  # the Hub's cache names large files by their SHA-256
+    # The Hub's cache names large files by their SHA-256. Follow one link only: that name may itself be a link, into the
+    # store that repositories share, whose names are hashes of another kind.
+    blob = path.readlink().name if path.is_symlink() else ""
     if re.fullmatch("[0-9a-f]{64}", blob):
         return blob
     match = HASH_REGEX.search(path.name)
-    return match.group(1) if match else ""
+    return match.group(1) if match and len(match.group(1)) >= _MIN_DIGITS else ""
+
+
+def hub_commit(weights: PublishedWeights, path: Path) -> str:
+    """Return the commit of the repository that the cached file `path` of `weights` is of; "" for files of a URL."""
+    if not isinstance(weights.location, HubFile):
+        return ""
+    for name in weights.location.names:  # which may be in a folder of the repository
+        if path.as_posix().endswith(f"/{name}"):
+            return path.parents[len(PurePosixPath(name).parts) - 1].name
+    return ""
 
 
 def torch_cache_path(url: str) -> Path:
@@ -214,12 +312,17 @@ def _fetch_url(url: str, setting: str, *, may_download: bool) -> Path:
     command = f"curl -L -o {shlex.quote(path.name)} {shlex.quote(url)}"
     way = f"on a machine with a network run `{command}`, and copy the file to {path}"
     if not may_download:
-        raise RecipeError(f"model.weights: {setting}: {path} is missing ({way})")
-    before = socket.getdefaulttimeout()
+        raise NotCachedError(f"model.weights: {setting}: {path} is missing ({way})")
+    before, digest = socket.getdefaulttimeout(), expected_sha256(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         socket.setdefaulttimeout(_TIMEOUT_S)  # torch.hub sets none
-        torch.hub.download_url_to_file(url, str(path), expected_sha256(path) or None, progress=sys.stderr.isatty())
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            torch.hub.download_url_to_file(url, str(made), digest or None, progress=sys.stderr.isatty())
+            if not digest:
+                _check_size(url, made)
+            made.replace(path)
     except Exception as error:  # of urllib, of the file system, or torch's RuntimeError for another digest
         if isinstance(error, HTTPError):
             error.close()
@@ -227,6 +330,16 @@ def _fetch_url(url: str, setting: str, *, may_download: bool) -> Path:
     finally:
         socket.setdefaulttimeout(before)
     return path
+
+
+def _check_size(url: str, path: Path) -> None:
+    """Raise `OSError` if `path` has another size than the server says, as after a lost connection."""
+    # torch.hub compares digests only, and urllib ends a short answer without an error.
+    with urlopen(Request(url, method="HEAD")) as answer:  # noqa: S310 - of timm and torchvision, not of a recipe
+        expected = answer.headers.get("Content-Length", "")
+    size = path.stat().st_size
+    if expected.isdecimal() and int(expected) != size:
+        raise OSError(f"got {size:,} bytes of {int(expected):,}")
 
 
 def _find_in_hub_cache(file: HubFile) -> Path | None:
@@ -242,9 +355,10 @@ def _find_in_hub_cache(file: HubFile) -> Path | None:
 def fetch_hub_file(file: HubFile, setting: str, *, may_download: bool = True) -> Path:
     """Return the first of `file.names` that the repository has, from the cache without a request, or downloaded.
 
-    Raise `RecipeError`, about `model.weights=setting`, if that fails.
+    Of processes that share a cache, one downloads, and the others wait. Raise `RecipeError`, about
+    `model.weights=setting`, if that fails, and `NotCachedError` if the file is missing and not `may_download`.
     """
-    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import constants, errors
 
     start = f"model.weights: {setting}:"
     try:
@@ -255,12 +369,45 @@ def fetch_hub_file(file: HubFile, setting: str, *, may_download: bool = True) ->
         return cached
     revision = f" --revision {shlex.quote(file.revision)}" if file.revision else ""
     folder = Path(constants.HF_HUB_CACHE) / f"models--{file.repo.replace('/', '--')}"
+    names = "config.json model.safetensors" if file.names == _CONFIG else shlex.quote(file.names[0])
     way = (
-        f"on a machine with a network run `hf download {shlex.quote(file.repo)} {file.names[0]}{revision}`, and copy "
-        f"the folder {folder.name} of its cache to {folder.parent}"
+        f"on a machine with a network run `hf download {shlex.quote(file.repo)} {names}{revision}`, "
+        f"and copy the folder {folder.name} of its cache to {folder.parent} with `cp -rL`"
     )
     if not may_download:
-        raise RecipeError(f"{start} is not in the cache {folder.parent} ({way})")
+        raise NotCachedError(f"{start} is not in the cache {folder.parent} ({way})")
+    with _one_at_a_time(folder.parent / ".locks" / folder.name / "paceline.lock") as has_waited:
+        cached = _find_in_hub_cache(file) if has_waited else None
+        return cached or _download_hub_file(file, start, way)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[bool]:
+    """Let one process pass at once, by a lock on the file `path`; the others wait for it, and get True."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = open_lock_file(path)
+    except OSError:  # a cache that cannot be written, or another user's lock
+        yield False
+        return
+    has_waited = False
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # Shared: if the first process failed, the others fail at the same time, not one after the other.
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            has_waited = True
+        except OSError:  # a file system without locks
+            pass
+        yield has_waited
+    finally:
+        os.close(descriptor)
+
+
+def _download_hub_file(file: HubFile, start: str, way: str) -> Path:
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+
     for name in file.names:
         try:
             with _quiet_client():

@@ -14,8 +14,8 @@ from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.files import open_to_read
 from paceline.core.run_dir import RunDir, is_run
 from paceline.data.files import expand_path, is_folder
-from paceline.models.pretrained import copy_weights, load_weights
-from paceline.models.published import expected_sha256, fetch_weights, find_published_weights
+from paceline.models.pretrained import copy_weights, find_weights_file, load_weights
+from paceline.models.published import expected_sha256, fetch_weights, find_published_weights, hub_commit
 from paceline.recipe.load import load
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
@@ -34,7 +34,7 @@ _STARTED_FROM: Final = "started_from"
 class InitialWeights:
     """A note for the user, and the provenance: `path`, `checkpoint` of a run, `sha256` of the file or weights.
 
-    For published weights also their full `name`, and the `file` in the cache.
+    For published weights also their full `name`, the `file` in the cache, and the `commit` of a repository.
     """
 
     note: str | None = None
@@ -85,9 +85,9 @@ def load_initial_weights(
         return _load_published(section, model, may_download=may_download)
     origin = {"path": weights}
     if not checkpoint:
-        sentence = load_weights(model, weights, section.name)
-        origin["sha256"] = _file_sha256(expand_path(weights))
+        origin["sha256"] = _file_sha256(find_weights_file(weights), weights)
         _check_sha256(weights, origin["sha256"], section.weights_sha256, "model.weights_sha256")
+        sentence = load_weights(model, weights, section.name)  # after the check: only the expected file is parsed
         return InitialWeights(f"model.weights: {weights}: {sentence}", {_STARTED_FROM: origin})
     path = Path(checkpoint)
     run_recipe = load(str(path.parent.parent)).recipe
@@ -103,18 +103,26 @@ def _load_published(section: Model, model: nn.Module, *, may_download: bool) -> 
     weights = section.weights
     published = find_published_weights(section)
     file = fetch_weights(published, weights, may_download=may_download)
-    digest = _file_sha256(file)
+    digest = _file_sha256(file, weights)
     _check_sha256(weights, digest, expected_sha256(file) or "off", f"{file}, by its name in the cache; remove it")
     _check_sha256(weights, digest, section.weights_sha256, "model.weights_sha256")
     sentence = load_weights(model, str(file), section.name, weights)
     origin = {"path": weights, "name": published.name, "file": str(file), "sha256": digest}
+    commit = hub_commit(published, file)
+    if commit:
+        origin["commit"] = commit
     name = "" if published.name == weights else f"{published.name}: "
     return InitialWeights(f"model.weights: {weights}: {name}{sentence}", {_STARTED_FROM: origin})
 
 
-def _file_sha256(path: Path) -> str:
-    with open_to_read(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _file_sha256(path: Path, weights: str) -> str:
+    try:
+        with open_to_read(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RecipeError(
+            f"model.weights: {weights}: cannot be read: {error.strerror} (check the permissions of {path})"
+        ) from None
 
 
 def _check_sha256(weights: str, digest: str, expected: str, whose: str) -> None:

@@ -57,6 +57,16 @@ def network(num_classes: int = 4) -> torch.nn.Module:
     return build_model(Model(name=NAME, width=WIDTH), num_classes=num_classes, channels=3)
 
 
+def test_a_file_of_another_digest_is_refused_before_it_is_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.training.init_weights.load_weights", lambda *_: pytest.fail("was parsed"))
+    (tmp_path / "weights.pth").write_bytes(b"hostile")
+    wanted = section(tmp_path / "weights.pth").model_copy(update={"weights_sha256": "0" * 8})
+    with pytest.raises(RecipeError, match=r"weights.pth: its SHA-256 is [0-9a-f]{64}, not 00000000 \(model.weights_"):
+        load_initial_weights(wanted, network(), "")
+
+
 def test_a_run_means_its_last_checkpoint_and_a_step_folder_that_one(averaging: Path) -> None:
     checkpoints = averaging / "checkpoints"
     steps = [checkpoints / f"step-{step:08d}" for step in (1, 2)]
