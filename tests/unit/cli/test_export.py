@@ -85,12 +85,13 @@ def programs():
             "serve": next(each for each in found if "fastapi" in each)}  # fmt: skip
 
 
-def test_the_pages_onnxruntime_and_fastapi_answer_as_the_run_does(made_run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_pages_onnxruntime_and_fastapi_answer_as_the_run_does(made_run, tmp_path, monkeypatch, interpolation):
     for needed in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(needed, reason=f"ONNX needs {needed} (pip install 'paceline[export]')")
     from paceline.inference.classifier import load_classifier
 
-    run = made_run.write(tmp_path / "run", "resnet18_cifar", image_size=32)
+    run = made_run.write(tmp_path / "run", "resnet18_cifar", f"data.interpolation={interpolation}", image_size=32)
     # Pictures of files, as of a folder: scaled and cut by Pillow.
     facts = json.loads((run / "dataset.json").read_text())
     (run / "dataset.json").write_text(json.dumps(facts | {"is_pixels": False}))
@@ -102,6 +103,8 @@ def test_the_pages_onnxruntime_and_fastapi_answer_as_the_run_does(made_run, tmp_
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    for name in ("classify", "serve"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     classify = importlib.import_module("classify")
     monkeypatch.setitem(sys.modules, "classify", classify)
     classifier = load_classifier(run, device="cpu")
