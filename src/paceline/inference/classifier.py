@@ -16,7 +16,7 @@ from paceline.data.transfer import DeviceTransfer
 from paceline.models.validate import choose_memory_format
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
-from paceline.recipe.plan import eval_image_size
+from paceline.recipe.plan import eval_image_size, mean_and_std
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.train import PrecisionName
@@ -202,13 +202,14 @@ def _build_sizing(data: Data, facts: TrainedDataset) -> Resizer:
 def _build_preprocessing(data: Data, facts: TrainedDataset) -> Preprocessing:
     info = facts.info
     size = eval_image_size(data, info)
+    mean, std = mean_and_std(data, info)
     is_cropped = data.eval_resize == "crop" and not facts.is_pixels
     return Preprocessing(
         image_size=size,
         resize=round(size / data.eval_crop) if is_cropped else None,
         channels=info.channels,
-        mean=info.mean if data.mean == "auto" else data.mean,
-        std=info.std if data.std == "auto" else data.std,
+        mean=mean,
+        std=std,
         is_pixels=facts.is_pixels,
         interpolation=data.interpolation,
     )

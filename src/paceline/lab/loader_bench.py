@@ -32,7 +32,6 @@ from paceline.lab.dataset_stats import select_samples, spread_indices
 from paceline.lab.page_cache import list_source_files
 from paceline.measure.cpu import RankCpu, build_cpu_timer, cpu_result
 from paceline.measure.timer import now_s
-from paceline.recipe.plan import DEFAULT_PHOTO_SIZE
 from paceline.recipe.schema.augment import Flip, PadCrop
 from paceline.recipe.schema.data import Data
 
@@ -423,7 +422,7 @@ def build_bench_plan(
 def _choose_image_size(data: Data, source: Source) -> int:
     if data.image_size != "auto":
         return data.image_size
-    return source.info.image_size[0] if source.info.image_size else DEFAULT_PHOTO_SIZE
+    return source.info.image_size[0] if source.info.image_size else data.photo_size
 
 
 def _list_compatible_loaders(source: Source) -> tuple[LoaderName, ...]:

@@ -3,7 +3,7 @@
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -60,14 +60,25 @@ class LayerStack:
         return "default"
 
     def with_defaults(self, values: Mapping[str, Any], origin: str) -> Self:
-        """Return a copy with `values` by dotted path, from `origin`, at the paths `section.field` that no layer set."""
+        """Return a copy with `values` by dotted path, from `origin`, at the paths of fields that no layer set."""
         more = {path: value for path, value in values.items() if self.origin(path) == "default"}
-        merged, origins = {**self.values}, {**self.origins}
+        merged = _copied(self.values)
         for path, value in more.items():
-            section, field_name = path.split(".")
-            merged[section] = {**merged.get(section, {}), field_name: value}
-            origins[path] = origin
-        return replace(self, values=merged, origins=origins)
+            *sections, name = path.split(".")
+            section = merged
+            for each in sections:
+                section = section.setdefault(each, {})
+            section[name] = value
+        return replace(self, values=merged, origins={**self.origins, **dict.fromkeys(more, origin)})
+
+    def without(self, paths: Collection[str]) -> Self:
+        """Return a copy without the fields and sections at the dotted `paths`."""
+        merged = _copied(self.values)
+        for path in paths:
+            *sections, name = path.split(".")
+            _get_section(merged, sections).pop(name, None)
+        remaining = {path: origin for path, origin in self.origins.items() if _has_path(merged, path)}
+        return replace(self, values=merged, origins=remaining)
 
     def file_of(self, path: str) -> str:
         """Return the file that set `path`, or the section around it, or ""."""
@@ -169,7 +180,7 @@ def load_any(recipe: str | Path | Recipe | Mapping[str, Any], patch: Patch | Non
         case str() | Path():
             return load(str(recipe), patch)
         case Recipe():
-            return load_values(recipe.to_dict(), patch)
+            return load_values(recipe.given_values(), patch)
         case Mapping():
             return load_values(recipe, patch)
         case _:
@@ -368,6 +379,11 @@ def _name_variants(values: dict[str, Any], variants: dict[str, str]) -> None:
         section = _get_section(values, path.split("."))
         if section:
             section.setdefault("name", default)
+
+
+def _copied(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested mappings."""
+    return {key: _copied(value) if isinstance(value, dict) else value for key, value in values.items()}
 
 
 def _get_section(values: dict[str, Any], path: list[str]) -> dict[str, Any]:

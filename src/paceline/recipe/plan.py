@@ -5,13 +5,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, MixUp, PadCrop
-from paceline.recipe.schema.base import Off
+from paceline.recipe.schema.base import Auto, Off
 from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
 from paceline.recipe.schema.optim import OneCycle, OptimSection, ScheduleSection, Step
@@ -21,7 +21,6 @@ from paceline.recipe.schema.train import Ema, Parallel, Train
 if TYPE_CHECKING:
     from paceline.core.dataset import DatasetInfo  # imports numpy, before the first line of a command
 
-DEFAULT_PHOTO_SIZE = 224
 _MIN_STEPS_PER_EPOCH = 8  # of a suggested batch size
 _MAX_DROPPED_SHARE = 1 / _MIN_STEPS_PER_EPOCH
 # Images per rank and step below which BatchNorm statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure 1)
@@ -83,7 +82,7 @@ class Plan:
             raise DataError(
                 f"data.source: there are no validation images{why} (name some, or set train.eval_every=off)"
             )
-        _check_statistics(data, train)
+        _check_statistics(recipe, train)
         total_steps = _total_steps(recipe.train, steps_per_epoch)
         to_steps = partial(
             Duration.steps, steps_per_epoch=steps_per_epoch, batch_size=batch_size, total_steps=total_steps
@@ -103,7 +102,7 @@ class Plan:
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
         image_size = train_image_size(data, train)
         train_sizes = _train_sizes(data.progressive, image_size, range(0, total_steps, steps_per_epoch), to_steps)
-        check_effects(data, train, min(size for _, size in train_sizes))
+        check_effects(recipe, train, min(size for _, size in train_sizes))
         return cls(
             world_size=world_size,
             batch_size=batch_size,
@@ -140,7 +139,7 @@ class Plan:
                     total_steps,
                 ),
                 *_note_below_size(train_sizes, image_size, total_steps),
-                *_note_preprocessing(recipe, image_size, has_one_size=train.image_size is not None),
+                *_note_preprocessing(recipe, image_size, train),
             ),
         )
 
@@ -310,15 +309,15 @@ def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, 
     return [f"data.progressive: the run ends at step {total_steps:,}, at {last} of {image_size} pixels"]
 
 
-def _note_preprocessing(recipe: Recipe, image_size: int, *, has_one_size: bool) -> list[str]:
+def _note_preprocessing(recipe: Recipe, image_size: int, info: "DatasetInfo") -> list[str]:
     """Return a note on how images are prepared for published weights, which depend on it."""
     data = recipe.data
     if not is_published(recipe.model.weights):
         return []
-    is_whole = data.eval_resize == "stretch" or has_one_size
+    is_whole = data.eval_resize == "stretch" or info.image_size is not None
     scale = "whole images" if is_whole else f"evaluation crops {data.eval_crop:.4g}"
     mean, std = (
-        "the dataset's" if values == "auto" else "[" + ", ".join(f"{each:.4g}" for each in values) + "]"
+        "[" + ", ".join(f"{each:.4g}" for each in values) + "]" if _fits(values, info) else "the dataset's"
         for values in (data.mean, data.std)
     )
     return [
@@ -335,7 +334,7 @@ def train_image_size(data: Data, info: "DatasetInfo") -> int:
     if data.image_size != "auto":
         return data.image_size
     if info.image_size is None:
-        return DEFAULT_PHOTO_SIZE
+        return data.photo_size
     height, width = info.image_size  # messages have width x height
     if height != width:
         raise RecipeError(f"data.image_size: the images are {width}x{height}, not square (set data.image_size)")
@@ -386,7 +385,24 @@ def _check_keep_every(section: Checkpoint, every: int, keep_every: int) -> None:
         )
 
 
-def _check_statistics(data: Data, info: "DatasetInfo") -> None:
+def mean_and_std(data: Data, info: "DatasetInfo") -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation per channel, of pixels in [0, 1], that normalize both splits."""
+    return (
+        data.mean if _fits(data.mean, info) else info.mean,
+        data.std if _fits(data.std, info) else info.std,
+    )
+
+
+def _fits(values: tuple[float, ...] | Auto, info: "DatasetInfo") -> TypeGuard[tuple[float, ...]]:
+    """Whether a recipe's statistics are numbers for the channels of the dataset."""
+    return values != "auto" and len(values) == info.channels
+
+
+def _check_statistics(recipe: Recipe, info: "DatasetInfo") -> None:
+    data = recipe.data
+    # The defaults of published weights are for colors, and only the data of a pack or a plugin tell that they are gray.
+    if is_published(recipe.model.weights) and info.channels == 1:
+        return
     for name, values in (("mean", data.mean), ("std", data.std)):
         if values != "auto" and len(values) != info.channels:
             wanted = count(info.channels, "number")
@@ -395,17 +411,25 @@ def _check_statistics(data: Data, info: "DatasetInfo") -> None:
             )
 
 
-def check_effects(data: Data, info: "DatasetInfo", smallest: int) -> None:
+def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
     """Raise `RecipeError` for settings without effect on the dataset's images.
 
     `smallest` is the height and width in pixels of the smallest training images.
     """
     # The schema cannot refuse these, as it does not know the dataset.
-    crop = Data.model_fields["eval_crop"].default
-    if info.image_size is not None and data.eval_crop != crop:
+    data = recipe.data
+    # Published weights bring both, and only the data of a pack or a plugin tell that its images have one size.
+    has_given = not is_published(recipe.model.weights)
+    crop, size = (Data.model_fields[name].default for name in ("eval_crop", "photo_size"))
+    if has_given and info.image_size is not None and data.eval_crop != crop:
         raise RecipeError(
             f"data.eval_crop: {data.eval_crop:g} has no effect on {data.source.name}, whose images have one size and "
             f"are resized whole (set data.eval_crop={crop:g})"
+        )
+    if has_given and (info.image_size is not None or data.image_size != "auto") and data.photo_size != size:
+        raise RecipeError(
+            f"data.photo_size: {data.photo_size} has no effect on images of one size, or with data.image_size (set "
+            "data.image_size alone)"
         )
     if info.image_size is not None and data.on_bad_image != "fail":  # they were decoded before training
         raise RecipeError(

@@ -37,7 +37,7 @@ from paceline.parallel.device import choose_device, set_threads
 from paceline.parallel.process_group import RankStore, local_rank_zero_first, process_group
 from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
-from paceline.recipe.plan import Plan, resolve_batch, worker_timeout_warning
+from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
 from paceline.training.coordinator import BadImageRegistry
 from paceline.training.datasets import ReadData
@@ -148,8 +148,7 @@ class RunContext:
     @property
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation per channel, of pixels in [0, 1], that normalize both splits."""
-        data, info = self.recipe.data, self.datasets.train.info
-        return (info.mean if data.mean == "auto" else data.mean, info.std if data.std == "auto" else data.std)
+        return mean_and_std(self.recipe.data, self.datasets.train.info)
 
     def create_transfer(
         self, dtype: torch.dtype, *, timed: bool = False, device: torch.device | None = None

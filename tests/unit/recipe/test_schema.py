@@ -189,7 +189,12 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     values = recipe.to_dict()
     for name in ("loss", "metrics", "monitor", "patience", "max_time"):
         del values["train"][name]
-    for section, name in (("data", "interpolation"), ("model", "checkpoint_activations"), ("model", "weights_sha256")):
+    for section, name in (
+        ("data", "interpolation"),
+        ("data", "photo_size"),
+        ("model", "checkpoint_activations"),
+        ("model", "weights_sha256"),
+    ):
         del values[section][name]
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     assert recipe.hash == hashlib.sha256(text.encode()).hexdigest()[:12]

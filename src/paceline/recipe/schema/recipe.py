@@ -25,7 +25,7 @@ from paceline.recipe.schema.optim import (
 from paceline.recipe.schema.train import Log, Parallel, Train
 
 _ADDED: Final = (
-    ("data", "interpolation"),
+    *(("data", name) for name in ("interpolation", "photo_size")),
     ("model", "checkpoint_activations"),
     ("model", "weights_sha256"),
     *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time")),
@@ -210,6 +210,13 @@ class Recipe(Section):
         """Return the recipe as plain values that load again to an equal recipe; the `name` of a section comes first."""
         return cast(dict[str, Any], _names_first(self.model_dump(mode="json")))
 
+    def given_values(self) -> dict[str, Any]:
+        """Return the fields that were set as plain values that load again to an equal recipe.
+
+        A list that was set is whole.
+        """
+        return cast(dict[str, Any], _drop_unset(self, self.to_dict()))
+
     @property
     def hash(self) -> str:
         """12 hex digits that are equal for equal recipes."""
@@ -232,6 +239,14 @@ def _texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:
         case list() | tuple():
             for number, child in enumerate(value):
                 yield from _texts(child, f"{path}[{number}]")
+
+
+def _drop_unset(value: object, plain: Any) -> object:
+    """Return `plain`, the plain form of `value`, without fields that a section does not set; its `name` stays."""
+    if not isinstance(value, Section):
+        return plain
+    kept = [name for name in plain if name in value.model_fields_set or name == "name"]
+    return {name: _drop_unset(getattr(value, name), plain[name]) for name in kept}
 
 
 def _names_first(value: object) -> object:
