@@ -140,7 +140,7 @@ def test_class_names_are_the_same_in_tables_json_and_output(malicious) -> None:
         rows = list(csv.reader(file, strict=True))
     assert sorted(from_cell(row[0]) for row in rows[1:]) == sorted(PRINTED)
     assert all(row[0].isprintable() and not row[0].startswith(("=", "+", "-", "@")) for row in rows[1:])
-    assert {len(row) for row in rows} == {4} and len(set(PRINTED)) == len(CLASSES)
+    assert {len(row) for row in rows} == {7} and len(set(PRINTED)) == len(CLASSES)
     with (folder / "run" / "confusion.csv").open(newline="") as file:
         square = list(csv.reader(file, strict=True))
     assert {len(row) for row in square} == {len(CLASSES) + 1} and len(square) == len(CLASSES) + 1

@@ -34,12 +34,13 @@ def test_a_collapsed_model_is_reported_in_every_output(paceline, tmp_path: Path)
     (found,) = [each for each in result["health"] if each["severity"] == "error"]
     assert found["name"] in ("one_class_predicted", "at_chance") and "optim.lr" in found["advice"]
     title = found["name"].replace("_", " ")
-    assert "\nhealth" in completed.out and title in completed.out
+    assert f"\n  health       {title}: " in completed.out
     page = (tmp_path / "run" / "report.html").read_text()
-    assert page.index('id="health"') < page.index('id="bottleneck"')
-    assert title in page and f"## Health\n\n- **{title}** (error)" in paceline("report", "run", "--format", "md").out
+    findings = page[page.index('id="findings"') : page.index('id="learning"')].lower()
+    assert findings.index(title) < findings.index("bottleneck")
+    assert f"## Findings\n\n- **{title}** (health, error)" in paceline("report", "run", "--format", "md").out
     evaluated = paceline("eval", "run", "parallel.threads=1")
-    assert "\nhealth" in evaluated.out and title in evaluated.out
+    assert f"\n  health       {title}: " in evaluated.out
     assert found["name"] in [each["name"] for each in json.loads(paceline("eval", "run", "--json").out)["health"]]
 
 
