@@ -23,6 +23,7 @@ from paceline.core.errors import RecipeError, WorldError
 from paceline.core.run_dir import RunDir, is_run
 from paceline.core.units import count
 from paceline.lab.repeat import ArrayTask
+from paceline.models.weights_recipe import with_run_defaults, with_weights_defaults
 from paceline.recipe.consent import OWN_CODE, has_plugins, require_consent, settings_have_plugins
 from paceline.recipe.load import DEFAULT, PRESETS, Patch, find_recipe, load
 from paceline.recipe.plan import divide_batch, resolve_batch, small_batch_warning
@@ -172,9 +173,10 @@ class PreparedJob:
 def prepare_job(
     request: SubmitRequest, shape: JobShape, run_dir: Path | None, stage: str, *, array: bool
 ) -> PreparedJob:
-    """Check everything that needs neither data nor torch; `stage` is the site's staging folder, or off.
+    """Check everything that needs no data, and torch only for published weights.
 
-    The tasks of an `array` get ranks even if `--ranks` is auto, as this machine may have none of the job's GPUs.
+    `stage` is the site's staging folder, or off. The tasks of an `array` get ranks even if `--ranks` is auto, as this
+    machine may have none of the job's GPUs.
 
     Raise `RecipeError` or `WorldError` for errors that the job would hit.
     """
@@ -252,6 +254,10 @@ def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None
     require_consent(loaded, own_code=request.own_code)
     if stage != "off" and loaded.stack.origin("data.stage") == "default":
         loaded = load(name, Patch((("data.stage", stage), *overrides.assignments)))
+    if run_dir is not None:
+        loaded = with_run_defaults(loaded, run_dir)
+    # A frozen recipe names every field, so the job would take them all as set.
+    loaded = with_weights_defaults(loaded)
     if loaded.recipe.parallel.strategy == "dataparallel" and shape.num_ranks > 1:
         raise RecipeError("parallel.strategy: dataparallel is one process (write --nodes 1 --ranks-per-node 1)")
     _refuse_few_gpus(shape, loaded.recipe.parallel.device)
@@ -320,7 +326,7 @@ def _prepare_experiment(request: SubmitRequest, shape: JobShape, *, array: bool)
         request = _with_ranks_and_nodes(request, options, shape, array=array)
     else:
         request = _add_ranks(request, str(shape.ranks_per_node), array=array)
-    loaded = load(recipe_name, overrides)
+    loaded = with_weights_defaults(load(recipe_name, overrides))
     require_consent(loaded, own_code=request.own_code)
     is_frozen = not _is_preset(recipe_name)
     return PreparedJob(

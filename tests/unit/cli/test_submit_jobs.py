@@ -9,6 +9,8 @@ import typer
 
 from paceline.cli.submit_jobs import JobShape, SubmitRequest, list_tasks, parse_submit_args, prepare_job
 from paceline.core.errors import RecipeError
+from paceline.recipe.load import Patch, load
+from paceline.recipe.yaml import to_yaml_text
 
 WAIT_S = 60
 USAGE_ERROR = typer.BadParameter.__mro__[1]
@@ -54,6 +56,29 @@ def test_given_ranks_are_kept_but_auto_is_replaced() -> None:
     request = prepared("scale", "--ranks", "1,2", "--repeats", "1", ranks=4)
     assert request.options == ("--ranks", "1,2", "--repeats", "1")
     assert [task.ranks for task in list_tasks(request)] == [1, 2]
+
+
+@pytest.mark.parametrize("stage", ["off", "/dev/shm"])
+def test_a_frozen_recipe_has_the_preprocessing_of_its_weights(tmp_path: Path, stage: str) -> None:
+    """The job takes all fields of a frozen recipe as set."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: folder\nmodel: {name: timm:vit_small_patch16_384, weights: default}\n")
+    for verb in ("train", "profile"):
+        request = parse_submit_args([verb, str(path)])
+        job = prepare_job(request, JobShape(1, 1, 0), None, stage, array=False)
+        assert job.is_frozen
+        assert (job.recipe.data.mean, job.recipe.data.interpolation) == ((0.5, 0.5, 0.5), "bicubic")
+
+
+def test_a_job_that_resumes_a_run_needs_neither_its_weights_nor_their_description(tmp_path: Path) -> None:
+    path, run = tmp_path / "mine.yaml", tmp_path / "run"
+    path.write_text("extends: folder\nmodel: {name: timm:resnet18, weights: 'hf-hub:nobody/there'}\n")
+    recipe = load(str(path), Patch.parse(["data.mean=[0.5, 0.5, 0.5]"])).recipe
+    run.mkdir()
+    (run / "recipe.yaml").write_text(to_yaml_text(recipe.to_dict()))
+    (run / "plan.json").write_text('{"world_size": 1}')
+    job = prepare_job(parse_submit_args([str(path)]), JobShape(1, 1, 0), run, "off", array=False)
+    assert job.recipe == recipe
 
 
 @pytest.mark.parametrize(
