@@ -11,6 +11,7 @@ from paceline.core.errors import RecipeError, WorldError, suggest_similar
 from paceline.core.run_dir import is_run
 from paceline.data.files import expand_path, is_file, is_folder, printable
 from paceline.data.sources.folder import VAL_FOLDERS
+from paceline.models.weights_recipe import with_weights_defaults
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import DEFAULT, Patch, load, preset_names
 from paceline.recipe.schema.data import Data
@@ -39,23 +40,25 @@ class DataRequest:
         return self.data.source
 
 
-def read_source(src: str | None, overrides: list[str], *, own_code: bool = False) -> DataRequest:
+def read_source(
+    src: str | None, overrides: list[str], *, own_code: bool = False, for_model: bool = False
+) -> DataRequest:
     """Return the dataset that `src` and the overrides name. Raise `RecipeError` if they name none.
 
     A folder is data, even with a `recipe.yaml` in it, unless paceline wrote it. Without `own_code`, refuse a recipe
-    whose file names code for its data.
+    whose file names code for its data. With `for_model`, sizes are those of the recipe's published weights, if any.
     """
     invalid = next((word for word in overrides if "=" not in word), None)
     if invalid is not None:
         raise RecipeError(f"{invalid!r}: is not an override (write KEY=VALUE, such as data.source.val_fraction=0.2)")
     if src is None:
-        return _load_recipe_data(DEFAULT, overrides, own_code=own_code)
+        return _load_recipe_data(DEFAULT, overrides, own_code=own_code, for_model=for_model)
     if "=" in src and not os.path.lexists(expand_path(src)):
-        return _load_recipe_data(DEFAULT, [src, *overrides], own_code=own_code)
+        return _load_recipe_data(DEFAULT, [src, *overrides], own_code=own_code, for_model=for_model)
     settings = tuple(_source_settings(src, overrides))
     if not settings:
         _refuse_unknown(src)
-        return _load_recipe_data(src, overrides, own_code=own_code)
+        return _load_recipe_data(src, overrides, own_code=own_code, for_model=for_model)
     loaded = load(_FOLDER_PRESET, Patch((*settings, *Patch.parse(overrides).assignments)))  # `src` is a path, not YAML
     return DataRequest(printable(src), loaded.recipe.data, is_recipe=False)
 
@@ -71,9 +74,11 @@ def _refuse_unknown(src: str) -> None:
         raise RecipeError(f"{src!r}: is neither a preset, a recipe file, a run directory nor data ({hint})")
 
 
-def _load_recipe_data(name: str, overrides: list[str], *, own_code: bool) -> DataRequest:
+def _load_recipe_data(name: str, overrides: list[str], *, own_code: bool, for_model: bool) -> DataRequest:
     loaded = load(name, Patch.parse(overrides))
     require_consent(loaded, own_code=own_code, paths=("data.",))
+    if for_model:
+        loaded = with_weights_defaults(loaded)
     is_other = any(word.partition("=")[0] in ("data.source", "data.source.name") for word in overrides)
     label = _source_label(loaded.recipe.data.source) if is_other else loaded.name
     return DataRequest(label, loaded.recipe.data, is_recipe=True)

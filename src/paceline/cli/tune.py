@@ -19,6 +19,7 @@ from paceline.lab.patches import REDUCED_LR_SHARE, merge_patches
 from paceline.lab.search_space import SearchSpace, build_search_space
 from paceline.lab.trial import apply_patch, format_patch
 from paceline.lab.tune import Search, SearchResult, format_tuned_recipe, write_tuned_recipe
+from paceline.models.weights_recipe import with_weights_defaults
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
@@ -110,7 +111,7 @@ def _write_tuned_recipe(request: _TuneRequest, outcome: SearchResult, path: Path
     header = f"{loaded.name}, tuned: {_gain_text(outcome.gain)} over {count(outcome.trials, 'run')}."
     patch = merge_patches(loaded.recipe, request.overrides, outcome.patch)
     write_tuned_recipe(path, format_tuned_recipe(request.name, patch, comments, header))
-    tuned = resolve_batch(load(str(path)).recipe, request.runs.ranks)
+    tuned = resolve_batch(with_weights_defaults(load(str(path))).recipe, request.runs.ranks)
     assert tuned == apply_patch(loaded.recipe, outcome.patch), f"{path} differs from the winning recipe"
 
 

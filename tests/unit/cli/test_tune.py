@@ -81,6 +81,13 @@ def test_the_tuned_recipe_is_the_request_with_the_winning_settings(tune, tmp_pat
     assert "# train.precision=bf16: 1.500x" in path.read_text(encoding="utf-8")
 
 
+def test_a_recipe_with_published_weights_is_tuned_at_their_settings(tune, tmp_path: Path) -> None:
+    words = ("model.name=timm:test_vit", "model.weights=default", "model.width=1", "data.source={name: synthetic}")
+    assert tune(*words) == 0
+    patch = Patch.parse([*words, "train.precision=bf16"])
+    assert load(str(tmp_path / "tune" / "tuned.yaml")).recipe == load("digits", patch).recipe
+
+
 def test_the_warning_that_slurm_sends_interrupts_a_search(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     class Warned(FakeRunner):
         def run(self, trial: Trial, repeat: int) -> TrialOutcome:
