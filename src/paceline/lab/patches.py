@@ -10,6 +10,7 @@ from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.optim import Muon
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.recipe.schema.source import Lmdb, Pack
+from paceline.recipe.schema.train import NEEDS_EVALUATION
 
 SOURCE_SECTION: Final = "data.source"
 _VARIANT_SECTIONS: Final = (SOURCE_SECTION, "optim", "schedule")
@@ -20,6 +21,8 @@ REDUCED_LR_SHARE: Final = 0.1
 """Share of the peak learning rate at which the loss falls, to detect changed training, without LR warm-up."""
 _CHECKPOINT_FIELDS: Final = ("keep", "keep_best", "keep_every", "background", "on_failure")
 _MEASURE_FIELDS: Final = ("communication", "trace", "nvtx")
+_ENDING_FIELDS: Final = ("patience", "max_time")
+"""Fields of `train` that would end a measured run before its last step."""
 Assignment = tuple[str, Any]
 
 
@@ -82,8 +85,11 @@ def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_sh
     ]
     if isinstance(recipe.optim, Muon):
         assignments.append(("optim.sgd_lr", _round_lr(recipe.optim.sgd_lr * lr_share)))
+    reset: tuple[str, ...] = _ENDING_FIELDS
     if "train.eval_every" not in keys:
-        assignments += [("train.eval_every", "off"), ("train.stop", "off"), ("train.eval_train", "off")]
+        assignments.append(("train.eval_every", "off"))
+        reset = tuple(dict.fromkeys((*NEEDS_EVALUATION, *_ENDING_FIELDS)))
+    assignments += reset_to_defaults(recipe.train, "train", reset)
     assignments += disable_checkpoints(recipe.checkpoint, user_patch)
     if not any(key.startswith("data.progressive") for key in keys):
         assignments.append(("data.progressive", "off"))
@@ -122,11 +128,15 @@ def drop_unchanged_settings(recipe: Recipe, assignments: list[Assignment]) -> Pa
 
 
 def get_setting(section: Section, path: str) -> object:
-    """Return a setting below `section` as written: durations and sections as text; None if there is no such field."""
+    """Return a setting below `section` as written: durations, sections and lists as text, but () if it is empty.
+
+    None if there is no such field.
+    """
     value: Any = section
     for name in path.split("."):
         value = getattr(value, name, None) if isinstance(value, Section) else None
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    is_plain = value is None or value == () or isinstance(value, bool | int | float)
+    return value if is_plain else str(value)
 
 
 def _round_lr(lr: float) -> float:

@@ -78,6 +78,20 @@ def test_what_cannot_be_in_a_few_steps_is_taken_out() -> None:
     assert (recipe.train.eval_train, recipe.parallel.check_replicas, str(recipe.log.every)) == ("off", "off", "10st")
 
 
+def test_nothing_ends_a_measured_run_early() -> None:
+    words = ("train.metrics=[f1,top3]", "train.monitor=auroc", "train.patience=3", "train.max_time=1s")
+    train = measured("digits", *words).train
+    assert (train.eval_every, train.metrics, train.monitor) == ("off", (), "auto")
+    assert (train.patience, train.max_time) == ("off", "off")
+    train = measured("digits", *words, "train.eval_every=10st").train
+    assert (train.metrics, train.monitor, train.patience, train.max_time) == (("f1", "top3"), "auroc", "off", "off")
+
+
+def test_the_patch_of_a_recipe_without_such_settings_does_not_name_them() -> None:
+    patch = build_measurement_patch(load("digits").recipe, 40, NOTHING)
+    assert not {"train.metrics", "train.patience", "train.max_time"} & {path for path, _ in patch.assignments}
+
+
 def test_a_clock_that_is_off_is_put_on() -> None:
     off = Patch((("measure.clock", "off"), ("measure.warmup_steps", 10)))
     recipe = apply_patch(load("digits").recipe, off)

@@ -48,12 +48,14 @@ PrecisionName = Literal[
     "fp16_pure",
     "bf16_pure",
 ]
+NEEDS_EVALUATION: Final = ("stop", "eval_train", "metrics", "monitor", "patience")
+"""Fields of `train` that have no effect with `eval_every=off`."""
 REPLACED_WHOLE: Final = frozenset({"train.class_weights"})
 """Mappings whose keys are data: a later layer replaces them. All other mappings, `args` included, are merged key by
 key."""
 
 
-def _check_metric(name: str) -> str:
+def check_metric(name: str) -> str:
     """Return `name`. Raise `ValueError` unless it is a metric or an import path."""
     if ":" in name:
         return check_import_path(name)
@@ -71,9 +73,9 @@ def _json_schema(*also: str) -> WithJsonSchema:
 
 METRICS: Final = (*ALWAYS, *COUNTED, *SCORED)
 """Names of metrics, beside `topK` and import paths."""
-Metric = Annotated[str, AfterValidator(_check_metric), _json_schema()]
+Metric = Annotated[str, AfterValidator(check_metric), _json_schema()]
 Monitor = Annotated[
-    str, AfterValidator(lambda name: name if name == "auto" else _check_metric(name)), _json_schema("auto")
+    str, AfterValidator(lambda name: name if name == "auto" else check_metric(name)), _json_schema("auto")
 ]
 
 
@@ -252,7 +254,7 @@ class Train(Section):
             raise ValueError(f"label_smoothing has no effect with loss {self.loss.name} (set label_smoothing=0)")
         if self.eval_every != "off":
             return self
-        for name in ("stop", "eval_train", "metrics", "monitor", "patience"):
+        for name in NEEDS_EVALUATION:
             if self.is_set(name):
                 raise ValueError(f"{name} has no effect with eval_every off (set eval_every=1ep)")
         return self
