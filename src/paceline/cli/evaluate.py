@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.options import EvalOptions
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.start_line import announce, describe_hardware
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.run_dir import RunDir, checkpoint_name
 from paceline.core.units import count
 from paceline.data.files import expand_path, printable
-from paceline.recipe.consent import require_consent
+from paceline.recipe.consent import EVALUATED, require_consent
 from paceline.recipe.load import Patch, load
-
-_IMPORTED = ("model", "data.source", "train.metrics", "train.monitor")
-"""Fields whose plugins an evaluation imports."""
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.train import check_metric
 
 if TYPE_CHECKING:
     from paceline.core.dataset import Source
@@ -30,10 +29,9 @@ def evaluate(options: EvalOptions) -> int:
     """Run `paceline eval`, and return the exit code."""
     rundir = RunDir.existing(options.run)
     name = str(rundir.path)
-    named = [f"train.metrics=[{options.metrics}]"] if options.metrics else []
-    original, loaded = load(name).recipe, load(name, Patch.parse([*options.overrides, *named]))
-    require_consent(loaded, own_code=options.own_code, paths=_IMPORTED)
-    recipe = loaded.recipe
+    original, loaded = load(name).recipe, load(name, Patch.parse(options.overrides))
+    require_consent(loaded, own_code=options.own_code, paths=EVALUATED)
+    recipe = _add_metrics(loaded.recipe, options.metrics or "")
     world = enter_world()
     num_ranks = ranks_to_start(options.ranks, world, recipe.parallel, oversubscribe=options.oversubscribe)
     on = f"{count(num_ranks, 'rank')}, {describe_hardware(recipe.parallel.device)}"
@@ -58,6 +56,17 @@ def evaluate(options: EvalOptions) -> int:
     if out_folder and not options.as_json:
         print(f"outputs: {printable(out_folder)}")
     return 0
+
+
+def _add_metrics(recipe: Recipe, text: str) -> Recipe:
+    """Return `recipe` with the comma-separated metrics of `text` too. Raise `RecipeError` for an unknown one."""
+    try:
+        named = [check_metric(each.strip()) for each in text.split(",") if each.strip()]
+    except ValueError as error:
+        raise RecipeError(f"--metrics: {error}") from None
+    # After validation, which refuses metrics of a run that was trained without evaluations.
+    metrics = tuple(dict.fromkeys((*recipe.train.metrics, *named)))
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"metrics": metrics})})
 
 
 def show_evaluation(report: "EvalReport", checkpoint: Path, *, as_json: bool, per_class: bool = False) -> None:

@@ -24,7 +24,7 @@ from paceline.core.run_dir import RunDir, is_run
 from paceline.core.units import count
 from paceline.lab.repeat import ArrayTask
 from paceline.models.weights_recipe import with_run_defaults, with_weights_defaults
-from paceline.recipe.consent import OWN_CODE, has_plugins, require_consent, settings_have_plugins
+from paceline.recipe.consent import EVALUATED, OWN_CODE, has_plugins, require_consent, settings_have_plugins
 from paceline.recipe.load import DEFAULT, PRESETS, Patch, find_recipe, load
 from paceline.recipe.plan import divide_batch, resolve_batch, small_batch_warning
 from paceline.recipe.schema import Recipe
@@ -282,7 +282,7 @@ def _prepare_eval(request: SubmitRequest, shape: JobShape, run_dir: Path | None)
     if run_dir is not None:
         raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which writes to its run (leave it out)")
     loaded = load(str(run), Patch.parse(list(request.args[1:])))
-    require_consent(loaded, own_code=request.own_code, paths=("model", "data.source"))
+    require_consent(loaded, own_code=request.own_code, paths=EVALUATED)
     _refuse_few_gpus(shape, loaded.recipe.parallel.device)
     name = f"eval-{loaded.name}"
     return PreparedJob(request, shape, name, loaded.recipe, own_code=request.own_code, run=run.absolute())

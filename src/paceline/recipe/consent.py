@@ -10,6 +10,8 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 
 OWN_CODE: Final = "--own-code"
+EVALUATED: Final = ("model", "data.source", "train.metrics", "train.monitor")
+"""Fields whose plugins an evaluation imports."""
 _SECTIONS: Final = ("model", "data.source", "optim", "train.loss")
 _LISTS: Final = ("data.augment", "log.sinks", "train.metrics")
 

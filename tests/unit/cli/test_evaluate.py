@@ -16,6 +16,7 @@ from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.recipe.load import Patch, load
+from paceline.recipe.schema import Recipe
 from paceline.recipe.yaml import to_yaml_text
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
 from paceline.training.process import Invocation
@@ -178,3 +179,23 @@ def test_a_failed_evaluation_creates_no_folder(run: Path, monkeypatch: pytest.Mo
     with pytest.raises(PacelineError, match="nothing can be read"):
         evaluate(EvalOptions(run=run, ranks="1", out=tmp_path / "judged", as_json=True))
     assert not (tmp_path / "judged").exists()
+
+
+def test_named_metrics_are_added_to_those_of_the_recipe(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a run that was trained without evaluations, whose recipe may not name any."""
+    found: list[tuple[str, ...]] = []
+
+    def work(recipe: Recipe, *args: object, **options: object) -> EvalReport:
+        found.append(recipe.train.metrics)
+        return REPORT
+
+    monkeypatch.setitem(sys.modules, "paceline.training.eval_run", SimpleNamespace(evaluate=work))
+    for setting in ("train.metrics=[top3,f1]", "train.eval_every=off"):
+        recipe = load("digits", Patch.parse(["parallel.device=cpu", setting])).recipe
+        (run / "recipe.yaml").write_text(to_yaml_text(recipe.to_dict()))
+        evaluate(EvalOptions(run=run, ranks="1", as_json=True, metrics="f1, auroc"))
+    assert found == [("top3", "f1", "auroc"), ("f1", "auroc")]
+    with pytest.raises(RecipeError, match=r"^--metrics: 'auruc' is not a metric .*auroc"):
+        evaluate(EvalOptions(run=run, ranks="1", as_json=True, metrics="f1,auruc"))

@@ -15,6 +15,7 @@ from paceline.cli.recipes import recipes
 from paceline.core.errors import RecipeError
 from paceline.core.run_dir import RunDir
 from paceline.lab.ladder_file import load_ladder
+from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.source import Folder
 from paceline.report.read_run import RunData
 from paceline.report.run_page import run_status
@@ -208,3 +209,16 @@ def test_rungs_are_printed_without_control_characters(left, capsys) -> None:
     verb("ladder", "e.yaml", "--list")
     printed = capsys.readouterr().out
     assert "hidden" in printed and all(line.isprintable() for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("field", ["metrics: [leaving:cost]", "monitor: leaving:cost"])
+def test_an_evaluation_needs_consent_to_metrics_in_a_job_too(left, field: str) -> None:
+    from paceline.recipe.yaml import to_yaml_text
+
+    name, _, value = field.partition(": ")
+    recipe = load("digits", Patch.parse([f"train.{name}={value}"])).recipe
+    Path("run/recipe.yaml").write_text(to_yaml_text(recipe.to_dict()))
+    for words in (("eval", "run"), ("submit", "eval", "run", "--engine", "slurm", "--dry-run")):
+        with pytest.raises(RecipeError, match="leaving:cost is custom code"):
+            verb(*words)
+    assert not left.exists()
