@@ -47,14 +47,28 @@ def predict_batch(logits: Tensor, labels: Tensor, num_best: int = 5) -> Predicti
     """Return the `num_best` predictions of logits float [N, num_classes] for labels int64 [N] on the same device."""
     # float64, so that 16-bit logits give exact sums, and the prediction agrees with `topk` in case of ties.
     log_probabilities = logits.double().log_softmax(dim=1)
-    best = log_probabilities.topk(min(num_best, logits.shape[1]), dim=1).indices
+    best = log_probabilities.topk(min(5, logits.shape[1]), dim=1).indices
+    hits = best == labels[:, None]
+    if num_best > 5:
+        hits = _extend_hits(hits, log_probabilities, labels, num_best)
     return Predictions(
         labels=labels,
-        hits=best == labels[:, None],
+        hits=hits,
         predicted=best[:, 0],
         confidence=log_probabilities.gather(1, best[:, :1])[:, 0].exp(),
         losses=-log_probabilities.gather(1, labels[:, None])[:, 0],
     )
+
+
+def _extend_hits(hits: Tensor, log_probabilities: Tensor, labels: Tensor, num_best: int) -> Tensor:
+    """Return `hits` of the first five predictions with columns for the others of the first `num_best`."""
+    # The order of equal values depends on the k of `topk`. The first five are always those of k = 5, so that the
+    # metrics of every evaluation do not depend on which others are named. A label that is among the first five only
+    # of `num_best` counts as the sixth.
+    more = log_probabilities.topk(min(num_best, log_probabilities.shape[1]), dim=1).indices == labels[:, None]
+    others = more[:, 5:].clone()
+    others[:, :1] |= more[:, :5].any(dim=1, keepdim=True)
+    return torch.cat([hits, others & ~hits.any(dim=1, keepdim=True)], dim=1)
 
 
 @dataclass(frozen=True)

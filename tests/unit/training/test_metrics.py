@@ -153,3 +153,14 @@ def test_the_recorded_bins_give_the_calibration_error() -> None:
     error = sum(abs(each.correct - each.confidence * each.images) for each in bins) / 500
     assert error == pytest.approx(tally.to_result().ece, rel=1e-12)
     assert all(each.low < each.confidence <= each.high for each in bins if each.images)
+
+
+def test_naming_a_top_k_does_not_change_the_other_metrics_if_logits_tie() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(512, 100, generator=generator).round().bfloat16()
+    labels = torch.randint(100, (512,), generator=generator)
+    plain, more = predict_batch(logits, labels), predict_batch(logits, labels, 20)
+    assert torch.equal(more.predicted, plain.predicted) and torch.equal(more.confidence, plain.confidence)
+    assert more.hits.shape == (512, 20) and torch.equal(more.hits[:, :5], plain.hits)
+    assert more.hits.sum(dim=1).max() == 1, "a label has one place"
+    assert predict_batch(logits[:, :7], labels % 7, 20).hits.sum(dim=1).tolist() == [1] * 512
