@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -342,7 +343,17 @@ def stale_code(recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
     return stale
 
 
+def unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function or class of a `functools.partial`; anything else is returned unchanged."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 def _identify(factory: Callable[..., Any]) -> dict[str, str]:
+    factory = unwrap_partial(factory)
+    if not (inspect.isclass(factory) or inspect.isroutine(factory)):
+        factory = type(factory)
     try:
         file = inspect.getsourcefile(factory) or ""
     except (OSError, TypeError):  # in a notebook, or written in C

@@ -249,7 +249,12 @@ def build_trainer(
         log_pause=build_pause_log(process.rundir.pauses) if world.is_main else no_log,
         record_inputs=_build_input_recorder(context, process, precision),
         evaluate_model=context.create_evaluator(
-            precision, strategy, training_state.average, bad_images, process.should_stop_evaluation
+            precision,
+            strategy,
+            training_state.average,
+            bad_images,
+            process.should_stop_evaluation,
+            process.progress.on_wait,
         ),
         save_state=CheckpointSaver(
             training_state, outputs.checkpoint_values, outputs.writer, lambda: outputs.time_spent(clock.drain())

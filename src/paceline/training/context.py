@@ -50,7 +50,7 @@ from paceline.training.evaluator import (
     never_stop,
 )
 from paceline.training.precision import Precision, build_precision, set_numerics
-from paceline.training.scores import NO_METRICS, ExtraMetrics
+from paceline.training.scores import NO_METRICS, ExtraMetrics, do_nothing
 
 _IMAGES_TO_CHECK = 512
 """Images per rank for the BatchNorm check; the standard error is at most 2 percentage points."""
@@ -194,10 +194,11 @@ class RunContext:
         average: WeightAverage | None,
         bad_images: BadImageRegistry | None = None,
         should_stop: Callable[[], bool] = never_stop,
+        on_progress: Callable[[], None] = do_nothing,
     ) -> ModelEvaluator:
         """Return the evaluator of this rank's shards; it aborts once `should_stop` returns True on a rank.
 
-        Without `bad_images`, an unreadable image is an error.
+        It calls `on_progress` while rank 0 computes metrics. Without `bad_images`, an unreadable image is an error.
         """
         plan, datasets = self.plan, self.datasets
 
@@ -219,6 +220,7 @@ class RunContext:
                 bad_images=bad_images.for_split(split) if bad_images else None,
                 num_worst=num_worst,
                 metrics=metrics,
+                on_progress=on_progress,
             )
 
         metrics = ExtraMetrics.from_recipe(self.recipe)

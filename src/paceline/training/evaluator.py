@@ -18,7 +18,7 @@ from paceline.training.coordinator import SplitBadImages
 from paceline.training.ema import WeightAverage
 from paceline.training.metrics import EvalCounts, WorstMistakes, predict_batch
 from paceline.training.precision import Precision
-from paceline.training.scores import NO_METRICS, ExtraMetrics, ScoreCollector
+from paceline.training.scores import NO_METRICS, ExtraMetrics, ScoreCollector, do_nothing
 
 _BATCH_NORM_BATCH: Final = 128
 """Images per batch of the BatchNorm check."""
@@ -81,6 +81,7 @@ class SplitEvaluator:
     """Evaluate `num_batches` batches per rank, which on all ranks are the `num_images` images of the split.
 
     `num_worst` is the number of misclassified images to return. Synchronizes with the device once, at the end.
+    `on_progress` is called on every rank while rank 0 computes metrics of scores.
     """
 
     loader: Loader
@@ -96,6 +97,7 @@ class SplitEvaluator:
     bad_images: SplitBadImages | None = None  # without it, an unreadable image is an error
     num_worst: int = 0
     metrics: ExtraMetrics = NO_METRICS
+    on_progress: Callable[[], None] = do_nothing
 
     def __call__(self, model: nn.Module) -> SplitEvaluation | None:
         """Return accuracy, cross-entropy without label smoothing, calibration, and `metrics`. Collective.
@@ -147,12 +149,18 @@ class SplitEvaluator:
         self, result: EvalResult, table: ClassTable, shares: list[float], collector: ScoreCollector | None
     ) -> tuple[EvalResult, ClassTable]:
         images = collector.gather(self.strategy, len(self.class_names), self.device) if collector else None
-        values, classes = self.metrics.measure(table.classes, shares, images)
+        values, classes = self.metrics.measure(table.classes, shares, images, self._share_progress)
         if collector and self.strategy.world_size > 1:  # rank 0 has the scores; all need what is monitored
             row = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
             row = row if images is not None else torch.zeros_like(row)
             values = dict(zip(values, self.strategy.sum(row).tolist(), strict=True))
         return result.model_copy(update={"metrics": values}), replace(table, classes=tuple(classes))
+
+    def _share_progress(self) -> None:
+        """Count as progress on all ranks that rank 0 has computed a part of the metrics of scores. Collective."""
+        if self.metrics.needs_scores:
+            self.strategy.sum(torch.zeros(1, dtype=torch.int64, device=self.device)).tolist()  # waits for rank 0
+            self.on_progress()
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ class ProgressReporter:
     doing: str = "connecting the ranks"
 
     def on_wait(self) -> None:
-        """Count as progress that this rank waits for another."""
+        """Count as progress that this rank waits for another, or has computed a part."""
         self.batches += 1
 
     def __call__(self) -> tuple[int, str]:

@@ -18,7 +18,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.metric import COUNTED, MINIMIZED, SCORED, Monitor, class_averages, top_k, weighted_mean
 from paceline.core.results import ClassCount
 from paceline.parallel.strategy import Strategy
-from paceline.recipe.plugins import METRIC, PluginRef, describe_error, plugins_of
+from paceline.recipe.plugins import METRIC, PluginRef, describe_error, plugins_of, unwrap_partial
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 
@@ -72,10 +72,17 @@ def _gather_rows(rows: Tensor, counts: Sequence[int], strategy: Strategy, device
     return torch.cat([part[:number] for part, number in zip(parts, counts, strict=True)])
 
 
-def add_class_scores(classes: Sequence[ClassCount], images: ImageScores) -> list[ClassCount]:
+def do_nothing() -> None:
+    """Do nothing."""
+
+
+def add_class_scores(
+    classes: Sequence[ClassCount], images: ImageScores, on_progress: Callable[[], None] = do_nothing
+) -> list[ClassCount]:
     """Return `classes` with AUROC and average precision of each class against all others, by scikit-learn.
 
-    They are NaN for a class without images or with all of them, and if a score is NaN.
+    They are NaN for a class without images or with all of them, and if a score is NaN. `on_progress` is called after
+    each class.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -87,6 +94,7 @@ def add_class_scores(classes: Sequence[ClassCount], images: ImageScores) -> list
             truth, score = labels == number, scores[:, number]
             auroc, ap = float(roc_auc_score(truth, score)), float(average_precision_score(truth, score))
         scored.append(replace(each, auroc=auroc, ap=ap))
+        on_progress()
     return scored
 
 
@@ -114,23 +122,36 @@ class ExtraMetrics:
         return max(5, *(top_k(name) or 0 for name in self.names)) if self.names else 5
 
     def measure(
-        self, classes: Sequence[ClassCount], top_k_shares: Sequence[float], images: ImageScores | None
+        self,
+        classes: Sequence[ClassCount],
+        top_k_shares: Sequence[float],
+        images: ImageScores | None,
+        on_progress: Callable[[], None] = do_nothing,
     ) -> tuple[dict[str, float], Sequence[ClassCount]]:
-        """Return the metrics by name, and `classes` with those of each class. Without `images`, scored ones are 0."""
+        """Return the metrics by name, and `classes` with those of each class. Without `images`, scored ones are 0.
+
+        `on_progress` is called after each class and each of your own metrics, as often without `images` as with them.
+        """
+        has_scored = any(name in SCORED for name in self.names)
         values = class_averages(classes) if any(name in COUNTED for name in self.names) else {}
         for name in self.names:
             k = top_k(name)
             if k:
                 values[name] = top_k_shares[min(k, len(top_k_shares)) - 1]
-        if images is not None and any(name in SCORED for name in self.names):
-            classes = add_class_scores(classes, images)
+        if images is None:
+            for _ in range((len(classes) if has_scored else 0) + len(self.own)):
+                on_progress()
+        elif has_scored:
+            classes = add_class_scores(classes, images, on_progress)
             numbers = [each.images for each in classes]
             for name in ("auroc", "ap"):
                 of_classes = [getattr(each, name) for each in classes]
                 values[name] = weighted_mean(of_classes, [1] * len(classes))
                 values[f"weighted_{name}"] = weighted_mean(of_classes, numbers)
         if images is not None:
-            values |= {name: _call(metric, name, images) for name, metric in self.own.items()}
+            for name, metric in self.own.items():
+                values[name] = _call(metric, name, images)
+                on_progress()
         return {name: values.get(name, 0.0) for name in self.names}, classes
 
 
@@ -156,5 +177,6 @@ def build_monitor(recipe: Recipe, default: str = "top1") -> Monitor:
     name = default if recipe.train.monitor == "auto" else recipe.train.monitor
     if is_plugin_name(name):
         function = PluginRef("train.monitor", name, {}, METRIC).load()
-        return Monitor(name, is_minimized=bool(getattr(function, "minimize", False)))
+        inner = unwrap_partial(function)
+        return Monitor(name, is_minimized=bool(getattr(function, "minimize", getattr(inner, "minimize", False))))
     return Monitor(name, is_minimized=name in MINIMIZED)

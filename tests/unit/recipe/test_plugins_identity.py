@@ -25,6 +25,21 @@ def test_a_plugin_is_identified_by_its_file_and_package(tmp_path, monkeypatch) -
     assert code_identity(load("digits").recipe) == {}
 
 
+def test_a_partial_and_an_object_are_identified_by_their_function_and_class(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "made_of_others.py"
+    file.write_text(
+        "import functools\n\n\nclass Cost:\n    def __call__(self, scores, labels):\n        return 0.0\n\n\n"
+        "def power(scores, labels, exponent):\n    return 0.0\n\n\n"
+        "square, cost = functools.partial(power, exponent=2), Cost()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ["made_of_others:square", "made_of_others:cost"]
+    found = code_identity(load("digits", Patch.parse([f"train.metrics=[{','.join(names)}]"])).recipe)
+    sys.modules.pop("made_of_others")
+    same = {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert found == dict.fromkeys(names, same)
+
+
 def test_a_plugin_without_a_file_is_identified_without_one(monkeypatch) -> None:
     module = ModuleType("in_no_file")
     module.Net = type("Net", (), {"__module__": "in_no_file", "__init__": lambda self, **words: None})

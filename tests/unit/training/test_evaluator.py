@@ -19,6 +19,7 @@ from paceline.data.transfer import DeviceTransfer
 from paceline.parallel.strategy import SingleDevice, Strategy
 from paceline.training.evaluator import EvalViews, SplitEvaluator, flip_views, shift_views, single_view
 from paceline.training.precision import build_precision
+from paceline.training.scores import ExtraMetrics
 
 CPU = torch.device("cpu")
 NAMES = tuple("abcdefg")
@@ -321,3 +322,18 @@ def test_an_evaluator_looks_through_its_views() -> None:
 
     result, *_ = evaluator(EvalShard(21, 8), views=Opposite())(Table(logits()))
     assert result.top1 == (logits().argmin(1) == torch.from_numpy(LABELS)).sum().item() / 21
+
+
+def test_all_ranks_learn_of_progress_while_rank_0_computes_metrics() -> None:
+    counts: list[int] = []
+    sums: list[Tensor] = []
+    measured = replace(
+        evaluator(EvalShard(21, 4), Recorded(sums)),
+        metrics=ExtraMetrics(("auroc",)),
+        on_progress=lambda: counts.append(len(sums)),
+    )
+    assert measured(Table(logits())) is not None
+    assert len(counts) == len(NAMES) and counts == sorted(set(counts)), "after a collective each"
+    counts.clear()
+    replace(measured, metrics=ExtraMetrics(("f1",)))(Table(logits()))
+    assert counts == []

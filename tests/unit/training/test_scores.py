@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -110,6 +111,9 @@ def broken(scores: Tensor, labels: Tensor) -> float:
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("own_metrics")
     module.cost, module.broken, module.alone = cost, broken, lambda scores: 0.0  # type: ignore[attr-defined]
+    module.cheap = partial(cost)  # type: ignore[attr-defined]
+    module.dear = partial(cost)  # type: ignore[attr-defined]
+    module.dear.minimize = False
     module.more = lambda scores, labels, weights: 0.0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_metrics", module)
 
@@ -130,6 +134,8 @@ def test_what_is_monitored_is_maximized_unless_it_says_otherwise() -> None:
     assert monitor("f1") == ("f1", False) and monitor("ece") == ("ece", True)
     assert monitor("own_metrics:cost") == ("own_metrics:cost", True)
     assert monitor("own_metrics:broken") == ("own_metrics:broken", False)
+    assert monitor("own_metrics:cheap") == ("own_metrics:cheap", True)
+    assert monitor("own_metrics:dear") == ("own_metrics:dear", False)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +159,15 @@ def test_a_metric_that_raises_is_an_error_with_its_place() -> None:
         extra("train.metrics=[own_metrics:broken]").measure(
             classes_of(labels), [], collected(logits, labels, torch.arange(N))
         )
+
+
+@pytest.mark.parametrize("has_images", [True, False])
+def test_progress_is_counted_after_each_class_and_metric_on_all_ranks(has_images: bool) -> None:
+    """Other ranks than 0 have no images, and count along."""
+    logits, labels = made()
+    images, counts = collected(logits, labels, torch.arange(N)) if has_images else None, []
+    for words, expected in (("auroc,own_metrics:cost", K + 1), ("own_metrics:cost", 1), ("f1,top3", 0)):
+        counts.clear()
+        metrics = extra(f"train.metrics=[{words}]")
+        metrics.measure(classes_of(labels), [1.0] * 5, images, lambda: counts.append(1))
+        assert len(counts) == expected
