@@ -16,7 +16,7 @@ from paceline.core.errors import PacelineError, RecipeError, suggest_similar
 from paceline.core.results import printable_class_name
 from paceline.core.units import count
 from paceline.data.sources.fingerprint import get_labels
-from paceline.recipe.plugins import LOSS, PluginRef, describe_error
+from paceline.recipe.plugins import LOSS, PluginRef, describe_error, unwrap_partial
 from paceline.recipe.schema.base import Off
 from paceline.recipe.schema.train import BceLoss, CrossEntropyLoss, FocalLoss, OwnLoss, Train
 
@@ -107,11 +107,15 @@ class MeanLoss(torch.nn.Module):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
-        losses = self._losses(logits, targets)
-        if self._weights is not None:
-            weights = self._weights.to(logits.dtype)
-            losses = losses * (targets @ weights if targets.is_floating_point() else weights[targets])
-        return losses.mean()
+        # Under autocast a matrix product in your own loss would be rounded to 16 bits.
+        with torch.autocast(logits.device.type, enabled=False):
+            losses = self._losses(logits, targets)
+            if self._weights is not None:
+                weights = self._weights.to(logits.dtype)
+                # Not a matrix product, which TF32 would round.
+                mixed = targets.is_floating_point()
+                losses = losses * ((targets * weights).sum(dim=1) if mixed else weights[targets])
+            return losses.mean()
 
 
 def to_probabilities(targets: Tensor, logits: Tensor, smoothing: float) -> Tensor:
@@ -211,13 +215,23 @@ def _load_plugin(section: OwnLoss, device: torch.device) -> PluginLoss:
     plugin = PluginRef("train.loss", section.name, section.args, LOSS)
     function = plugin.load()
     losses = plugin.make() if isinstance(function, type) else partial(function, **section.args)
-    if isinstance(losses, torch.nn.Module):
-        if any(True for _ in losses.parameters()):
+    module = unwrap_partial(losses)  # of a class, or an object of a module
+    if isinstance(module, torch.nn.Module):
+        if any(True for _ in module.parameters()):
             raise plugin.error(
                 "has parameters, which would not be trained (use buffers, or make them part of the model)"
             )
-        losses = losses.to(device)
+        module.to(device)
     return PluginLoss(section.name, losses)
+
+
+def _check_threshold(threshold: float, smoothing: float, num_classes: int) -> None:
+    """Raise `RecipeError` if with `smoothing` no target, or every one, is above `threshold`."""
+    low, fix = smoothing / num_classes, "set train.label_smoothing=0"
+    if not low <= threshold < 1 - smoothing + low:
+        every = f"makes every target {int(threshold < low)}, as train.label_smoothing {smoothing:g} over"
+        classes = f"{count(num_classes, 'class', 'classes')} makes them {low:g} to {1 - smoothing + low:g}"
+        raise RecipeError(f"train.loss.target_threshold: {threshold:g} {every} {classes} ({fix})")
 
 
 def build_loss(section: Train, source: Source, device: torch.device) -> tuple[torch.nn.Module, str]:
@@ -234,6 +248,8 @@ def build_loss(section: Train, source: Source, device: torch.device) -> tuple[to
         case CrossEntropyLoss():
             return CrossEntropy(smoothing, weights), note
         case BceLoss(sum_classes=sum_classes, target_threshold=threshold):
+            if threshold != "off":
+                _check_threshold(threshold, smoothing, len(source.info.class_names))
             losses = BinaryCrossEntropy(smoothing, sum_classes, None if threshold == "off" else threshold)
             return MeanLoss(losses, weights), note
         case FocalLoss(activation="softmax", gamma=gamma):

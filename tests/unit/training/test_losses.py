@@ -1,6 +1,7 @@
 """The losses that a recipe can choose: as timm's and torchvision's, the same over micro-batches, and plugins."""
 
 import sys
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -139,6 +140,21 @@ def hinge(logits: Tensor, targets: Tensor, margin: float = 1.0) -> Tensor:
     return functional.multi_margin_loss(logits, targets, margin=margin, reduction="none")
 
 
+def product(logits: Tensor, targets: Tensor) -> Tensor:
+    return (logits @ targets.T).diagonal()
+
+
+class Shifted(nn.Module):
+    shift: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(()))
+
+    def forward(self, logits: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * functional.cross_entropy(logits + self.shift, targets, reduction="none")
+
+
 def mean(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits, targets)
 
@@ -154,8 +170,10 @@ def one_argument(logits: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("own_losses")
-    for each in (Hinge, hinge, mean, broken, one_argument):
+    for each in (Hinge, hinge, product, mean, broken, one_argument):
         setattr(module, each.__name__, each)
+    module.an_object = Shifted()  # type: ignore[attr-defined]
+    module.a_partial = partial(module.an_object, scale=1.0)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_losses", module)
 
 
@@ -194,3 +212,38 @@ def test_a_loss_that_does_not_fit_is_an_error_of_one_line(own: Any, message: str
 def test_smoothing_of_ones_own_loss_is_refused() -> None:
     with pytest.raises(ValueError, match="label_smoothing has no effect with loss own_losses:hinge"):
         criterion("own_losses:hinge", label_smoothing=0.1)
+
+
+@pytest.mark.parametrize("loss", ["bce", {"name": "focal", "activation": "sigmoid"}, "own_losses:product"])
+def test_autocast_does_not_round_a_loss_or_class_weights(loss: Any) -> None:
+    logits, targets = batch(mixed=True)
+    logits, targets = logits.float(), targets.float()
+    weighted = criterion(loss, class_weights="balanced")
+    expected = weighted(logits, targets)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(weighted(logits, targets), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("an_object", {}), ("an_object", {"scale": 2.0}), ("a_partial", {})], ids=str
+)
+def test_an_object_of_ones_own_is_checked_and_moved_like_a_class(name: str, args: dict[str, float]) -> None:
+    logits, labels = batch()
+    own = {"name": f"own_losses:{name}", "args": args}
+    expected = args.get("scale", 1.0) * functional.cross_entropy(logits, labels)
+    torch.testing.assert_close(criterion(own)(logits, labels), expected)
+    module = sys.modules["own_losses"].an_object
+    module.shift = module.shift.to("meta")  # as another device
+    with pytest.raises(NotImplementedError, match="meta tensor"):
+        criterion(own)
+    module.shift = nn.Parameter(torch.zeros(()))
+    with pytest.raises(RecipeError, match="has parameters, which would not be trained"):
+        criterion(own)
+
+
+@pytest.mark.parametrize(("threshold", "share", "every"), [(0.01, 0.1, 1), (0.95, 0.1, 0), (0.0, 0.2, 1)])
+def test_smoothing_that_makes_all_targets_the_same_is_refused(threshold: float, share: float, every: int) -> None:
+    loss = {"name": "bce", "target_threshold": threshold}
+    with pytest.raises(RecipeError, match=f"train.loss.target_threshold: .* makes every target {every}, .*smoothing=0"):
+        criterion(loss, label_smoothing=share)
+    criterion(loss)
