@@ -103,7 +103,8 @@ class LrWarmup:
 class PlateauShape:
     """Multiply by `factor` after more than `patience` evaluations without a better value of a metric.
 
-    As torch's ReduceLROnPlateau. A metric that is not minimized begins with a `best` of -infinity.
+    As torch's ReduceLROnPlateau, but with a threshold relative to the absolute value, so that a metric may be
+    negative. A metric that is not minimized begins with a `best` of -infinity.
     """
 
     factor: float
@@ -119,16 +120,21 @@ class PlateauShape:
         """The value that any other is better than."""
         return math.inf if self.is_minimized else -math.inf
 
+    def _bound(self) -> float:
+        """Return what a better value must pass: `best` and `threshold` times its absolute value."""
+        if self.best == -math.inf:  # which times 1 - threshold may be NaN or infinity
+            return self.best
+        # As a factor, for the same rounding as torch's.
+        is_away_from_0 = self.is_minimized == (self.best < 0)
+        return self.best * (1 + self.threshold if is_away_from_0 else 1 - self.threshold)
+
     def __call__(self, step: int) -> float:
         """Return the current share of the peak."""
         return self.share
 
     def observe(self, value: float) -> None:
         """Count an evaluation without improvement, or reset the count."""
-        is_better = (
-            value < self.best * (1 - self.threshold) if self.is_minimized else value > self.best * (1 + self.threshold)
-        )
-        if is_better:
+        if value < self._bound() if self.is_minimized else value > self._bound():
             self.best, self.bad_evaluations = value, 0
             return
         self.bad_evaluations += 1

@@ -144,6 +144,17 @@ def test_plateau_follows_torchs_scheduler() -> None:
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("is_minimized", [True, False])
+def test_plateau_of_a_metric_below_0_has_the_threshold_of_its_absolute_value(is_minimized: bool) -> None:
+    shape = PlateauShape(0.5, 0, 0.1, is_minimized=is_minimized)
+    shape.best = shape.worst
+    shares = []
+    for value in (-1.0, -1.0, -1.05, -1.2) if is_minimized else (-1.0, -1.0, -0.95, -0.8):
+        shape.observe(value)
+        shares.append(shape.share)
+    assert shares == [1.0, 0.5, 0.25, 0.25]
+
+
 def test_plateau_goes_on_from_its_state() -> None:
     one = LrSchedule(0.1, LrWarmup(0, 0.0), PlateauShape(0.2, 1, 1e-4))
     fresh = LrSchedule(0.1, LrWarmup(0, 0.0), PlateauShape(0.2, 1, 1e-4))
