@@ -178,6 +178,36 @@ def test_a_transformer_at_another_size_trains_the_same_on_two_ranks_and_resumed(
         assert exported.code == 0, exported.err
 
 
+def test_a_repository_is_asked_only_by_runs_and_its_description_is_not_needed_to_resume(
+    paceline, tmp_path: Path, resnet: bytes
+) -> None:
+    preprocessing = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.5] * 3}
+    config = {"architecture": "test_resnet", "pretrained_cfg": preprocessing}
+    hub = Hub({"me/mine/config.json": json.dumps(config).encode(), "me/mine/model.safetensors": resnet})
+    args = (*ARGS, "model.weights=hf-hub:me/mine")
+    with serving(hub):
+        environ = hub.environ(tmp_path)
+        dry = paceline(*args, "--dry-run", **environ)
+        shown = paceline("recipes", *args[1:], **environ)
+        assert dry.code == shown.code == 0 and not hub.requests
+        note = "note: model.weights: the preprocessing of hf-hub:me/mine is not known yet, because it is not downloaded"
+        assert note in dry.out and note in shown.err and "mean: auto" in shown.out
+        assert "the run will download hf-hub:me/mine" in dry.out and "gets images of" not in dry.out
+        downloaded = paceline("models", "hf-hub:me/mine", "--download", **environ)
+        assert "paceline train RECIPE model.name=timm:test_resnet model.weights=hf-hub:me/mine" in downloaded.out
+    # The server is down.
+    assert paceline(*args, "--run-dir", "one", **environ).code == 0
+    one = json.loads((tmp_path / "one/result.json").read_text())
+    shutil.rmtree(tmp_path / "hf")
+    (tmp_path / "one/result.json").unlink()
+    shutil.rmtree(tmp_path / "one/checkpoints/step-00000002")
+    resumed = paceline(*args, "--run-dir", "one", "--resume", "--json", **environ).result
+    assert resumed["weights_sha256"] == one["weights_sha256"]
+    paceline(*args, "data.mean=[0.1, 0.1, 0.1]", "--run-dir", "one", "--resume", **environ).assert_error(
+        "was started with data.mean=[0.5, 0.5, 0.5] (now [0.1, 0.1, 0.1])"
+    )
+
+
 def test_errors_are_one_line_each(paceline, tmp_path: Path, resnet: bytes) -> None:
     hub = Hub({f"{TAG}/model.safetensors": resnet})
     args = (*ARGS, "model.weights=default")

@@ -23,8 +23,16 @@ from paceline.training.preflight import try_components
 from paceline.training.resume import check_rundir, keep_batch_size
 
 
-def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, resumed: RunDir | None = None) -> int:
-    """Print the plan of a run, and return the exit code."""
+def dry_run(
+    loaded: LoadedRecipe,
+    world: World,
+    ranks: int,
+    *,
+    as_json: bool,
+    resumed: RunDir | None = None,
+    weights_note: str = "",
+) -> int:
+    """Print the plan of a run, and return the exit code; `weights_note`: why the preprocessing is not known yet."""
     if not world.is_main:
         return 0
     recipe = loaded.recipe
@@ -66,7 +74,10 @@ def dry_run(loaded: LoadedRecipe, world: World, ranks: int, *, as_json: bool, re
             *changes,
         ],
     )
-    plan = replace(plan, notes=(*plan.notes, *notes))
+    known_notes = plan.notes
+    if weights_note:  # in place of the plan's note on images, which has the recipe's own values
+        known_notes = (*(each for each in plan.notes if not each.startswith("model.weights: ")), weights_note)
+    plan = replace(plan, notes=(*known_notes, *notes))
     devices = _describe_devices(world, device.type, cores)
     if as_json:
         values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}

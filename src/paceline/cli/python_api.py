@@ -13,7 +13,7 @@ from paceline.cli.ranks import enter_world
 from paceline.cli.train import TrainRequest, choose_rundir, find_run_to_resume, run_rank
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError
 from paceline.core.results import RunResult
-from paceline.models.weights_recipe import with_weights_defaults
+from paceline.models.weights_recipe import with_run_defaults, with_weights_defaults
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load_any
 from paceline.recipe.plugins import path_of
@@ -94,8 +94,11 @@ def _load_recipe(
 ) -> tuple[str, LoadedRecipe]:
     if isinstance(recipe, str | Path):
         name = find_run_to_resume(str(recipe), run_dir) if resume else str(recipe)
-        return name, with_weights_defaults(load_any(name, patch))
-    loaded = with_weights_defaults(load_any(recipe, patch))
-    if resume and run_dir is None:
+        loaded = load_any(name, patch)
+    elif resume and run_dir is None:
         raise RecipeError("resume: needs the run to resume (give its run_dir)")
-    return "script", loaded
+    else:
+        name, loaded = "script", load_any(recipe, patch)
+    if resume:
+        loaded = with_run_defaults(loaded, (run_dir or Path(name)).expanduser())
+    return name, with_weights_defaults(loaded)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from paceline.cli.args import split_recipe_args
 from paceline.cli.options import RecipesOptions
 from paceline.data.files import printable
-from paceline.models.weights_recipe import with_weights_defaults
+from paceline.models.weights_recipe import with_cached_weights_defaults
 from paceline.recipe.load import LoadedRecipe, load, preset_names, preset_summary
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yaml import to_yaml_text
@@ -35,7 +35,10 @@ def recipes(options: RecipesOptions) -> int:
         _print_presets(as_json=options.as_json)
     else:
         name, patch = split_recipe_args(options.args)
-        _print_recipe(with_weights_defaults(load(name, patch)), origin=options.origin, as_json=options.as_json)
+        loaded, note = with_cached_weights_defaults(load(name, patch))
+        _print_recipe(loaded, origin=options.origin, as_json=options.as_json)
+        if note:
+            print(f"note: {note}", file=sys.stderr)
     return 0
 
 

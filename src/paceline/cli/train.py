@@ -21,7 +21,7 @@ from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir, is_run
 from paceline.core.world import World
 from paceline.data.files import printable
-from paceline.models.weights_recipe import with_weights_defaults
+from paceline.models.weights_recipe import with_cached_weights_defaults, with_run_defaults, with_weights_defaults
 from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import require_consent
@@ -40,7 +40,7 @@ def train(options: TrainOptions) -> int:
     name, patch = split_recipe_args(options.args)
     if options.resume:
         name = find_run_to_resume(name, run_dir)
-    loaded = with_weights_defaults(load(name, patch))
+    loaded, weights_note = _add_weights_defaults(load(name, patch), run_dir or Path(name), options)
     require_consent(loaded, own_code=options.own_code)
     world = enter_world()
     # The default is the run's own number of ranks.
@@ -57,7 +57,7 @@ def train(options: TrainOptions) -> int:
         from paceline.cli.dry_run import dry_run as show
 
         resumed_run = RunDir((run_dir or Path(name)).expanduser()) if options.resume else None
-        return show(loaded, world, num_ranks, as_json=as_json, resumed=resumed_run)
+        return show(loaded, world, num_ranks, as_json=as_json, resumed=resumed_run, weights_note=weights_note)
     rundir = choose_rundir(name, loaded, run_dir, world, resume=options.resume)
     try:
         if world.launcher == "single" and not as_json:  # with --json, an error is the only line on stderr
@@ -74,6 +74,13 @@ def train(options: TrainOptions) -> int:
     finally:
         if run_dir is None:
             rundir.release()
+
+
+def _add_weights_defaults(loaded: LoadedRecipe, run: Path, options: TrainOptions) -> tuple[LoadedRecipe, str]:
+    """Return `loaded` with the preprocessing of its weights, and a note if a dry run would have to download it."""
+    if options.resume:
+        loaded = with_run_defaults(loaded, run.expanduser())
+    return with_cached_weights_defaults(loaded) if options.dry_run else (with_weights_defaults(loaded), "")
 
 
 def find_run_to_resume(name: str, run_dir: Path | None) -> str:

@@ -73,23 +73,37 @@ class Monitor:
         return one < other if self.is_minimized else one > other
 
 
+def monitor_of(result: RunResult) -> Monitor:
+    """Return the metric by which a run compared its evaluations."""
+    name, is_minimized = result.monitor or "top1", result.is_monitor_minimized
+    return Monitor(name, is_minimized=name in MINIMIZED if is_minimized is None else is_minimized)
+
+
+def better_than_last(result: RunResult) -> EvalResult | None:
+    """Return the best evaluation of a run if it is better than the last one, else None."""
+    # The last one may be the better: after `train.max_time` it does not count as the best.
+    last = result.ema or result.eval
+    is_better = result.best is not None and last is not None and monitor_of(result).is_better(result.best, last)
+    return result.best if is_better else None
+
+
 def describe_monitored(result: RunResult) -> tuple[str, str, str] | None:
-    """Return label, last value and best value ("" if the last is the best) of the metric that a run monitored.
+    """Return label, last value and best value ("" if it is not better) of the metric that a run monitored.
 
     None for top-1, which is always shown, and without an evaluation.
     """
-    last, name = result.ema or result.eval, result.monitor or "top1"
+    last, name, best = result.ema or result.eval, result.monitor or "top1", better_than_last(result)
     if last is None or name == "top1":
         return None
-    value = value_of(last, name)
-    best = value if result.best is None else value_of(result.best, name)
-    return metric_label(name), format_metric(name, value), format_metric(name, best) if best != value else ""
+    shown = "" if best is None else format_metric(name, value_of(best, name))
+    return metric_label(name), format_metric(name, value_of(last, name)), shown
 
 
 def class_averages(classes: Iterable[ClassCount]) -> dict[str, float]:
     """Return the metrics of `COUNTED` over the classes that have images; {} without counts of predictions.
 
-    As scikit-learn's with `zero_division=0`: a class that is never predicted has a precision of 0.
+    As scikit-learn's with `zero_division=0`, so that a class that is never predicted has a precision of 0, and with
+    `labels` the classes that have images: without it, scikit-learn also counts a class that is only predicted.
     """
     nonempty = [each for each in classes if each.images]
     if not nonempty or any(each.predicted is None for each in nonempty):

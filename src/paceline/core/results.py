@@ -534,16 +534,16 @@ class RunResult(ResultModel):
     """The result of a run.
 
     `eval` is the last evaluation, `ema` that of the averaged weights, `train_eval` that on training images (None: off
-    in the recipe), and `gap` top-1 of `train_eval` minus that of `eval`. `best` is the best evaluation of the
-    averaged weights if there are any, else of the raw ones, after `best_step` steps and `best_epoch` epochs, by the
-    metric `monitor`. `skipped_steps` had a NaN or infinite loss or gradient. `bad_images` counts distinct images that
-    could not be read. `trained_parameters` are those not frozen. `loader` and `host_to_device` are None with
-    `measure.clock=off`, `communication` also without DDP's averaging, and `straggler` likewise and on one rank, for
-    which `ranks` is empty. `cpu` is None if the kernel does not report how long threads wait. `health` has the
-    findings, the worst first (None on other ranks). `verdict` has `bottleneck`, `evidence`, `ceiling` and `try`.
-    `provenance` records hardware, versions and how the run was started; in a batch job also `job_id`, and
-    `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set by `paceline.train`. Other fields are None in
-    results from before they were recorded.
+    in the recipe), and `gap` top-1 of `train_eval` minus that of `eval`. `best` is the best evaluation of the averaged
+    weights if there are any, else of the raw ones, after `best_step` steps and `best_epoch` epochs, by the metric
+    `monitor`, which `is_monitor_minimized` or not. `skipped_steps` had a NaN or infinite loss or gradient. `bad_images`
+    counts distinct images that could not be read. `trained_parameters` are those not frozen. `loader` and
+    `host_to_device` are None with `measure.clock=off`, `communication` also without DDP's averaging, and `straggler`
+    likewise and on one rank, for which `ranks` is empty. `cpu` is None if the kernel does not report how long threads
+    wait. `health` has the findings, the worst first (None on other ranks). `verdict` has `bottleneck`, `evidence`,
+    `ceiling` and `try`. `provenance` records hardware, versions and how the run was started; in a batch job also
+    `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set by `paceline.train`. Other fields
+    are None in results from before they were recorded.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -565,6 +565,7 @@ class RunResult(ResultModel):
     best_step: int | None = None
     best_epoch: float | None = None
     monitor: str | None = None
+    is_monitor_minimized: bool | None = None
     throughput: ThroughputResult
     time: TimeResult
     goodput: GoodputResult | None = None

@@ -343,12 +343,12 @@ def _check_size(url: str, path: Path) -> None:
 
 
 def _find_in_hub_cache(file: HubFile) -> Path | None:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import try_to_load_from_cache  # hf_hub_download asks the Hub about the client even if offline
 
     for name in file.names:
-        with contextlib.suppress(LocalEntryNotFoundError):
-            return Path(hf_hub_download(file.repo, name, revision=file.revision or None, local_files_only=True))
+        path = try_to_load_from_cache(file.repo, name, revision=file.revision or None)
+        if isinstance(path, str):  # else missing, or known to be missing on the Hub
+            return Path(path)
     return None
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from paceline.core.health import RULES
-from paceline.core.results import RunResult
+from paceline.core.results import EvalResult, RunResult
 from paceline.core.statistics import wilson_interval
 from paceline.core.units import accuracy, count, per_second, seconds
 from paceline.report import cells
@@ -40,18 +40,24 @@ def build_tiles(run: RunData) -> list[Tile]:
 def page_heading(run: RunData) -> str:
     """Return the title of the browser's tab: `digits: 99.44 % in 21.7 s`, or the run's name."""
     result = run.result
-    evaluation = None if result is None else result.best or result.ema or result.eval
+    evaluation = None if result is None else _shown_evaluation(result)
     if result is None or evaluation is None:
         return run.name
     name = clean_text(run.plan.get("recipe_name") or run.name, 60)
     return f"{name}: {accuracy(evaluation.top1)} in {seconds(result.time.wall_s)}"
 
 
-def _accuracy_tile(run: RunData, result: RunResult) -> Tile:
+def _shown_evaluation(result: RunResult) -> EvalResult | None:
+    """Return the evaluation whose accuracy stands for the run: the last, or the best if its top-1 is higher."""
     last = result.ema or result.eval
-    if last is None:
+    is_best_higher = result.best is not None and (last is None or result.best.top1 > last.top1)
+    return result.best if is_best_higher else last
+
+
+def _accuracy_tile(run: RunData, result: RunResult) -> Tile:
+    last, best = result.ema or result.eval, _shown_evaluation(result)
+    if last is None or best is None:
         return Tile("accuracy", _NOT_MEASURED, "not evaluated")
-    best = result.best if result.best is not None and result.best.top1 > last.top1 else last
     interval = wilson_interval(round(best.top1 * best.images), best.images)
     assert interval.low is not None and interval.high is not None
     notes = [f"{100 * interval.low:.1f} to {100 * interval.high:.1f} % for {count(best.images, 'image')}"]

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from paceline.core.metric import describe_monitored, format_metric, metric_label
+from paceline.core.metric import better_than_last, describe_monitored, format_metric, metric_label
 from paceline.core.results import ClassCount, EvalReport, EvalResult, RunResult, worst_classes
 from paceline.core.run_dir import RunDir, checkpoint_name
 from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED
@@ -106,8 +106,8 @@ def _accuracy_pieces(result: RunResult, run: RunData) -> Iterator[str]:
     if monitored := describe_monitored(result):
         name, value, best = monitored
         yield f"{name} {value}" + (f", best {best}{epoch}" if best else "")
-    elif result.best is not None and result.best.top1 > last.top1:
-        yield f"best {accuracy(result.best.top1)}{epoch}"
+    elif earlier := better_than_last(result):
+        yield f"best {accuracy(earlier.top1)}{epoch}"
     if result.train_eval is not None:
         yield f"on training images {accuracy(result.train_eval.top1)}"
     if result.time.to_target_s is not None:
@@ -216,14 +216,11 @@ def _next_commands(run: RunData, page: ReportPage, result: RunResult) -> Iterato
     if result.status in ("preempted", "failed"):
         yield f"paceline train {path} --resume{own_code}", "resume"
         return
-    if result.status == "time_reached":
+    checkpoints = RunDir(run.path).checkpoints
+    if result.status == "time_reached" and (checkpoints / checkpoint_name(result.steps)).is_dir():
         yield f"paceline train {path} --resume train.max_time=off{own_code}", "train to the end"
     if page.verdict is not None and page.verdict.command:
         yield page.verdict.command, page.verdict.ceiling.removeprefix("Ceiling: ").rstrip(".").partition(",")[0]
-    last = result.ema or result.eval
-    monitored, step = describe_monitored(result), result.best_step
-    is_best_earlier = result.best is not None and last is not None and result.best.top1 > last.top1
-    if monitored is not None:
-        is_best_earlier = bool(monitored[2])
-    if is_best_earlier and step is not None and (RunDir(run.path).checkpoints / checkpoint_name(step)).is_dir():
+    step = result.best_step
+    if better_than_last(result) and step is not None and (checkpoints / checkpoint_name(step)).is_dir():
         yield f"paceline eval {path} --checkpoint best", "evaluate the best checkpoint"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from paceline.core.metric import describe_monitored, format_metric, metric_label
+from paceline.core.metric import better_than_last, describe_monitored, format_metric, metric_label, monitor_of
 from paceline.core.results import (
     AccountResult,
     CheckpointResult,
@@ -68,7 +68,7 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
     else:
         raw, *others = evaluation_figures(EvalReport(val=result.eval, ema=result.ema, train=result.train_eval))
         averaged = [each for each in others if result.ema is not None][:1]
-        yield from [raw, *averaged, *_best_figure(result, result.ema or result.eval, rundir), *others[len(averaged) :]]
+        yield from [raw, *averaged, *_best_figure(result, rundir), *others[len(averaged) :]]
     rates = result.throughput
     if rates.n:
         low, high = map(per_second, rates.spread)
@@ -91,15 +91,17 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
         yield KeyFigure(ATTRIBUTED, cells.share_cell(result.account.explained), residual)
 
 
-def _best_figure(result: RunResult, last: EvalResult, rundir: Path) -> Iterator[KeyFigure]:
+def _best_figure(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
     best, step = result.best, result.best_step
     title, cell = "best top-1", cells.accuracy_cell(best.top1 if best else None)
     if monitored := describe_monitored(result):
         name, value, best_value = monitored
         title, cell = (f"best {name}", TableCell(best_value)) if best_value else (name, TableCell(value))
-    if best is None or (monitored is None and best.top1 <= last.top1):
+    if best is None or (monitored is None and better_than_last(result) is None):
         return
-    if step is None:
+    last = result.ema or result.eval
+    is_last_better = last is not None and monitor_of(result).is_better(last, best)
+    if step is None or is_last_better:
         yield KeyFigure(title, cell)
         return
     epoch = "" if result.best_epoch is None else f", epoch {round(result.best_epoch, 2):g}"

@@ -15,7 +15,7 @@ from paceline.core.world import World
 from paceline.data.augment.plugin import try_plugin_augments
 from paceline.measure.timer import StageTimer
 from paceline.models.pretrained import find_weights_file
-from paceline.models.published import find_cached, find_published_weights
+from paceline.models.published import NotCachedError, find_cached, find_published_weights
 from paceline.models.validate import build_model_on_device
 from paceline.parallel.device import choose_device
 from paceline.parallel.strategy import SingleDevice
@@ -60,7 +60,10 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
 def _check_initial_weights(section: Model) -> str:
     """Return a note if the run downloads its initial weights, or "". Raise `RecipeError` if there are none."""
     if is_published(section.weights):
-        published = find_published_weights(section)
+        try:
+            published = find_published_weights(section, may_download=False)
+        except NotCachedError:
+            return f"model.weights: the run will download {section.weights}"
         return "" if find_cached(published) else f"model.weights: the run will download {published.name}"
     if section.weights != "off" and not find_initial_checkpoint(section.weights):
         find_weights_file(section.weights)

@@ -37,6 +37,7 @@ from paceline.training.context import RunContext
 from paceline.training.goodput import GoodputTracker
 from paceline.training.measurements import Measurements
 from paceline.training.precision import Precision
+from paceline.training.scores import build_monitor
 from paceline.training.state import TrainState
 
 _MAX_RECORDS: Final = 1_000_000
@@ -148,7 +149,7 @@ def build_result(
     Times are those of this process; goodput covers all processes.
     """
     recipe, plan, last, summary = context.recipe, context.plan, state.last, measured.summary
-    rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
+    rates, monitor = throughput(summary.step_s, plan.batch_size, summary.excluded_s), build_monitor(recipe)
     times = _build_time_result(summary.pauses, state, timer, startup)
     return RunResult(
         status=status,
@@ -168,7 +169,8 @@ def build_result(
         best=state.best,
         best_step=state.best_step if state.best else None,
         best_epoch=state.best_step / plan.steps_per_epoch if state.best else None,
-        monitor="top1" if recipe.train.monitor == "auto" else recipe.train.monitor,
+        monitor=monitor.name,
+        is_monitor_minimized=monitor.is_minimized,
         throughput=ThroughputResult(**asdict(rates)),
         time=times,
         goodput=goodput.goodput(timer.elapsed_s, summary, startup.finish_s) if goodput else None,

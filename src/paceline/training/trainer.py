@@ -243,9 +243,9 @@ class Trainer:
         return "patience_reached" if is_exhausted else None
 
     def should_save(self, state: TrainState, decision: StepDecision, *, interrupted: bool, finished: bool) -> bool:
-        """Return whether to save after this step; a preempted run is always saved."""
+        """Return whether to save after this step; a run that may be continued, as it is not at its end, always is."""
         is_due = self.save_every.is_due(state.step) or decision.save
-        return is_due or interrupted or (finished and self.saves_at_end)
+        return is_due or interrupted or (finished and (self.saves_at_end or not self.is_at_end(state)))
 
     def save_checkpoint(self, state: TrainState, final: FinalSave = "") -> None:
         """Save a checkpoint; `final` marks the final one of this process."""

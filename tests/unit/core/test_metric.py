@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
-from paceline.core.metric import Monitor, class_averages, format_metric, metric_label, top_k, value_of, weighted_mean
-from paceline.core.results import ClassCount, ClassTable, EvalResult, classes_csv, read_classes_csv
+from paceline.core.metric import (
+    Monitor,
+    better_than_last,
+    class_averages,
+    describe_monitored,
+    format_metric,
+    metric_label,
+    top_k,
+    value_of,
+    weighted_mean,
+)
+from paceline.core.results import ClassCount, ClassTable, EvalResult, RunResult, classes_csv, read_classes_csv
 
 
 def result(top1: float = 0.5, loss: float = 1.0, **metrics: float) -> EvalResult:
@@ -90,3 +100,38 @@ def test_a_row_has_the_metrics_by_their_names() -> None:
         "images": 8, "top1": 0.5, "top5": 1.0, "loss": 1.0, "ece": None, "mean_class_accuracy": None, "f1": "nan"
     }  # fmt: skip
     assert "metrics" not in result().to_row()
+
+
+def ended(best: EvalResult | None, last: EvalResult, monitor: str = "loss", minimized: bool | None = None) -> RunResult:
+    return RunResult.model_construct(eval=last, best=best, monitor=monitor, is_monitor_minimized=minimized)
+
+
+@pytest.mark.parametrize(
+    ("best", "last", "monitor", "minimized", "shown"),
+    [
+        (result(loss=0.35), result(loss=0.30), "loss", True, ""),  # the last came after the time was up
+        (result(loss=0.30), result(loss=0.35), "loss", True, "0.3000"),
+        (result(loss=0.30), result(loss=0.35), "loss", None, "0.3000"),
+        (result(auroc=math.nan), result(auroc=math.nan), "auroc", False, ""),
+        (result(auroc=0.5), result(auroc=math.nan), "auroc", False, "0.5000"),
+        (result(**{"m:cost": 2.0}), result(**{"m:cost": 1.0}), "m:cost", True, ""),
+        (result(**{"m:cost": 2.0}), result(**{"m:cost": 1.0}), "m:cost", False, "2.0000"),
+        (None, result(loss=0.35), "loss", True, ""),
+    ],
+)
+def test_the_best_is_shown_only_if_it_is_better_than_the_last(
+    best: EvalResult | None, last: EvalResult, monitor: str, minimized: bool | None, shown: str
+) -> None:
+    described = describe_monitored(ended(best, last, monitor, minimized))
+    assert described is not None and described[2] == shown
+    assert better_than_last(ended(best, last, monitor, minimized)) is (best if shown else None)
+
+
+def test_scikit_learn_counts_a_class_that_is_only_predicted_unless_labels_are_given() -> None:
+    labels, predicted = np.array([0, 0, 1, 1]), np.array([0, 2, 1, 1])
+    ours = class_averages(counted(labels, predicted, 3))["f1"]
+    with_labels, without = (
+        precision_recall_fscore_support(labels, predicted, labels=given, average="macro", zero_division=0)[2]
+        for given in ([0, 1], None)
+    )
+    assert ours == pytest.approx(with_labels) and without < with_labels

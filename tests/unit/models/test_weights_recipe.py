@@ -7,8 +7,9 @@ import pytest
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import RecipeError
+from paceline.core.run_dir import RunDir
 from paceline.models.published import PublishedWeights
-from paceline.models.weights_recipe import with_weights_defaults
+from paceline.models.weights_recipe import with_run_defaults, with_weights_defaults
 from paceline.recipe.load import LoadedRecipe, Patch, load, load_any, load_values, preset_names
 from paceline.recipe.plan import Plan, mean_and_std
 from paceline.recipe.schema import Recipe
@@ -74,7 +75,7 @@ def test_sources_that_only_their_data_tell_about_are_planned_as_their_images_are
 
 def test_arguments_of_the_weights_lie_below_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     published = PublishedWeights("hub", "url", {"crop_mode": "squash"}, {"depth": 3, "class_token": False})
-    monkeypatch.setattr("paceline.models.weights_recipe.find_published_weights", lambda section: published)
+    monkeypatch.setattr("paceline.models.weights_recipe.find_published_weights", lambda section, **_: published)
     given = [f"data.{each}" for each in ("mean=auto", "std=auto", "interpolation=bilinear", "image_size=64")]
     recipe = loaded("folder", *VIT, *given, "model.args={depth: 4}").recipe
     assert recipe.model.args == {"depth": 4, "class_token": False}
@@ -122,6 +123,27 @@ def test_the_recipe_of_a_run_is_left_as_it_is_without_a_look_at_the_weights() ->
 def test_the_hash_of_a_recipe_does_not_count_fields_that_it_does_not_set() -> None:
     """These fields are newer than recipes whose hashes are on record."""
     assert load("digits").recipe.hash != load("digits", Patch.parse(["data.interpolation=bicubic"])).recipe.hash
+
+
+def test_crops_larger_than_the_image_are_whole_images() -> None:
+    assert loaded("folder", "model.name=timm:volo_d4_448", "model.weights=default").recipe.data.eval_crop == 1.0
+
+
+def test_a_resumed_run_keeps_its_preprocessing_whatever_its_weights_are_described_with_now(tmp_path: Path) -> None:
+    words = ["model.name=timm:test_vit", "model.weights=hf-hub:nobody/there", "model.args={drop_rate: 0.1}"]
+    typed = load("folder", Patch.parse(words))
+    before = Patch.parse([*words, "data.mean=[0.4, 0.4, 0.4]", "data.photo_size=96", "model.args={class_token: true}"])
+    whole = load("folder", before).recipe.to_dict()
+    RunDir(tmp_path).recipe.write_text(to_yaml_text(whole))
+    (tmp_path / "plan.json").write_text("{}")
+    made = with_weights_defaults(with_run_defaults(typed, tmp_path))
+    assert (made.recipe.data.mean, made.recipe.data.photo_size) == ((0.4, 0.4, 0.4), 96)
+    assert made.recipe.model.args == {"class_token": True, "drop_rate": 0.1}
+    assert made.stack.origin("data.mean") == tmp_path.name
+    given = load("folder", Patch.parse([*words, "data.photo_size=64"]))
+    assert with_run_defaults(given, tmp_path).recipe.data.photo_size == 64
+    other = load("folder", Patch.parse([*words, "model.weights=timm:in1k"]))
+    assert with_run_defaults(other, tmp_path) is other
 
 
 @pytest.mark.parametrize("name", ["timm:vit_smal_patch16_224", "torchvision:resnet51"])

@@ -14,6 +14,7 @@ from paceline.core.results import ClassCount, EvalResult, Finding, GoodputResult
 from paceline.core.run_dir import RunDir
 from paceline.report import render_terminal
 from paceline.report.document import BarSegment, Brief, BriefRow
+from paceline.report.overview import page_heading
 from paceline.report.read_run import RunData
 from paceline.report.render_terminal import print_brief
 from paceline.report.run_brief import run_brief
@@ -205,3 +206,25 @@ def test_what_does_not_print_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None
     brief = Brief(["a\x1b[31m"], "good", [BriefRow("time", [["b\x07 1 %"]], [BarSegment("b", 1.0, "1 %", "")])])
     text = "\n".join(draw(monkeypatch, brief, 80))
     assert "\x1b" not in text and "\x07" not in text and re.search(r"\\x1b\[31m", text)
+
+
+def test_a_run_whose_time_was_up_is_continued_from_its_checkpoint_only(shown, tmp_path: Path) -> None:
+    evaluations = {
+        "monitor": "loss",
+        "best": accuracy_of(0.9),
+        "eval": accuracy_of(0.9).model_copy(update={"loss": 0.3}),
+    }
+    outcome = result(status="time_reached", is_monitor_minimized=True, **evaluations)
+    checkpoints = RunDir(tmp_path / "digits-1").checkpoints
+    (checkpoints / "step-00000132").mkdir(parents=True)
+    text = "\n".join(shown(outcome, width=0))
+    assert "loss 0.3000" in text and "best" not in text and "--resume" not in text
+    (checkpoints / "step-00000176").mkdir()
+    assert "--resume train.max_time=off" in "\n".join(shown(outcome, width=0))
+
+
+def test_the_heading_of_the_page_has_the_accuracy_of_its_tile(tmp_path: Path) -> None:
+    """The evaluation with the best loss has not the best accuracy."""
+    outcome = result(monitor="loss", best=accuracy_of(0.9), eval=accuracy_of(0.95))
+    run = RunData(tmp_path / "digits-1", plan={"recipe_name": "digits"}, classes=COUNTS, result=outcome)
+    assert page_heading(run) == "digits: 95.00 % in 21.7 s"

@@ -85,6 +85,7 @@ def test_the_best_evaluation_is_the_one_of_the_monitored_metric(tmp_path: Path, 
     values = [row[key] for row in rows]
     assert result.best_step == rows[values.index(choose(values))]["step"]
     assert result.monitor == ("top1" if name == "auto" else name)
+    assert result.is_monitor_minimized is (choose is min)
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000010" / "state.json").read_text())
     assert state["train"]["best_step"] == result.best_step
 
@@ -128,3 +129,13 @@ def test_the_time_of_earlier_processes_counts(tmp_path: Path) -> None:
     ran_s = rows[-1]["ended_s"] - rows[0]["started_s"]
     result, _ = trained(tmp_path / "cut", f"train.max_time={ran_s:.3f}s", resume=True)
     assert (result.status, result.steps) == ("time_reached", 4)
+
+
+def test_a_run_whose_time_is_up_is_saved_without_checkpoints_too(tmp_path: Path) -> None:
+    whole, _ = trained(tmp_path / "whole")
+    limited, _ = trained(tmp_path / "run", "checkpoint.every=off", "checkpoint.keep=3", "train.max_time=0.001s")
+    assert (limited.status, limited.steps) == ("time_reached", 1)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
+    resumed, _ = trained(tmp_path / "run", "checkpoint.every=off", "checkpoint.keep=3", resume=True)
+    assert (resumed.status, resumed.weights_sha256) == ("completed", whole.weights_sha256)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]
