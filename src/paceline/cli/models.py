@@ -13,12 +13,15 @@ from paceline.data.files import printable
 
 _MAX_BUILT: Final = 30
 _MAX_TAGS: Final = 3
+_REPO: Final = "hf-hub:"
 
 
 def models(options: ModelsOptions) -> int:
     """List the models that match, or download the weights of one; return the exit code."""
     from paceline.models.catalog import describe_models, list_model_names
 
+    if (options.pattern or "").startswith(_REPO):
+        return _show_repo(options)
     name, _, tag = (options.pattern or "*").partition(".")
     names = list_model_names(name)
     if not names:
@@ -59,19 +62,32 @@ def _cost(params: int | None, flops: int | None) -> tuple[str, str]:
     return (f"{params / 1e6:.1f} M" if params else "-", f"{flops / 1e9:.2f}" if flops else "-")
 
 
-def _download(names: list[str], tag: str) -> int:
-    from paceline.models.published import fetch_weights, find_published_weights
-    from paceline.recipe.schema.model import Model
+def _show_repo(options: ModelsOptions) -> int:
+    """Download the weights of a repository of the Hub."""
+    from paceline.models.published import find_repo_model
 
+    weights = options.pattern or ""
+    if not options.download:
+        raise RecipeError(f"{printable(weights)}: a repository is not listed, only downloaded (add --download)")
+    return _download_weights(find_repo_model(weights), weights)
+
+
+def _download(names: list[str], tag: str) -> int:
     if len(names) > 1:
         others = ", ".join(names[:5])
         raise RecipeError(f"--download: {len(names)} models match, {others}{', ...' if names[5:] else ''} (name one)")
     library, colon, _ = names[0].partition(":")
     if not colon:
         raise RecipeError(f"--download: no weights are published for {names[0]} (name a timm: or torchvision: model)")
-    weights = f"{library}:{tag}" if tag else "default"
-    published = find_published_weights(Model(name=names[0], weights=weights))
+    return _download_weights(names[0], f"{library}:{tag}" if tag else "default")
+
+
+def _download_weights(model: str, weights: str) -> int:
+    from paceline.models.published import fetch_weights, find_published_weights
+    from paceline.recipe.schema.model import Model
+
+    published = find_published_weights(Model(name=model, weights=weights))
     path = fetch_weights(published, weights)
     print(f"{published.name}: {size(path.stat().st_size)} in {printable(path)}")
-    print(f"paceline train RECIPE model.name={names[0]} model.weights={weights}")
+    print(f"paceline train RECIPE model.name={model} model.weights={weights}")
     return 0

@@ -243,7 +243,7 @@ class ModelsOptions:
         ),
     ] = None
     download: Annotated[
-        bool, _flag("--download", help="Download the weights of the one model that PATTERN names, for later runs.")
+        bool, _flag("--download", help="Download the weights of the one model, or hf-hub:REPO, that PATTERN names.")
     ] = False
     as_json: AsJson = False
 

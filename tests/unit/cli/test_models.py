@@ -33,9 +33,15 @@ def test_matches_are_listed_with_their_cost_and_weights(capsys) -> None:
     [
         ("resnet18", r"--download: 2 models match, torchvision:resnet18, timm:resnet18 \(name one\)"),
         ("speednet94", "--download: no weights are published for speednet94"),
+        ("hf-hub:a/b/c", "model.weights: hf-hub:a/b/c: 'a/b/c' is not the name of a repository"),
         ("no_such_model", r"'no_such_model': no model has such a name \(see paceline models\)"),
     ],
 )
 def test_what_cannot_be_downloaded_is_one_line(pattern: str, message: str) -> None:
     with pytest.raises(RecipeError, match=f"^{message}"):
         models(ModelsOptions(pattern=pattern, download=True))
+
+
+def test_a_repository_is_only_downloaded() -> None:
+    with pytest.raises(RecipeError, match=r"^hf-hub:me/mine: a repository is not listed, .* \(add --download\)$"):
+        models(ModelsOptions(pattern="hf-hub:me/mine"))
