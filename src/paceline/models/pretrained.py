@@ -66,7 +66,7 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
         for key in wanted.keys() - reinitialized.keys():
             wanted[key].copy_(given[key])
     sentence = f"{len(wanted) - len(reinitialized)} tensors of {len(wanted)}"
-    resampled = _list_resampled(before, given, leave_out={*summed, *reinitialized})
+    resampled = _list_resampled(before, given, skipped={*summed, *reinitialized})
     return "; ".join(
         [sentence, *summed.values(), *sorted(set(reinitialized.values())), *_describe_resampled(resampled)]
     )
@@ -209,11 +209,11 @@ def _find_source(before: Mapping[str, Tensor], key: str) -> Tensor | None:
     return before[names[0]] if len(names) == 1 else None
 
 
-def _list_resampled(before: Mapping[str, Tensor], given: Mapping[str, Tensor], leave_out: set[str]) -> list[str]:
+def _list_resampled(before: Mapping[str, Tensor], given: Mapping[str, Tensor], skipped: set[str]) -> list[str]:
     """Return the names of tensors whose number of elements the rules of the library changed."""
     if before is given:
         return []
-    sources = {key: _find_source(before, key) for key in given if key not in leave_out}
+    sources = {key: _find_source(before, key) for key in given if key not in skipped}
     return [key for key, source in sources.items() if source is not None and source.numel() != given[key].numel()]
 
 

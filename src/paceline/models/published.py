@@ -7,10 +7,10 @@ import logging
 import math
 import os
 import re
+import secrets
 import shlex
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -314,21 +314,22 @@ def _fetch_url(url: str, setting: str, *, may_download: bool) -> Path:
     if not may_download:
         raise NotCachedError(f"model.weights: {setting}: {path} is missing ({way})")
     before, digest = socket.getdefaulttimeout(), expected_sha256(path)
+    unchecked = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         socket.setdefaulttimeout(_TIMEOUT_S)  # torch.hub sets none
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            made = Path(folder) / path.name
-            torch.hub.download_url_to_file(url, str(made), digest or None, progress=sys.stderr.isatty())
-            if not digest:
-                _check_size(url, made)
-            made.replace(path)
+        torch.hub.download_url_to_file(url, str(unchecked), digest or None, progress=sys.stderr.isatty())
+        if not digest:
+            _check_size(url, unchecked)
+        unchecked.replace(path)
     except Exception as error:  # of urllib, of the file system, or torch's RuntimeError for another digest
         if isinstance(error, HTTPError):
             error.close()
         raise RecipeError(f"model.weights: {setting}: cannot be downloaded: {_reason(error)} ({way})") from None
     finally:
         socket.setdefaulttimeout(before)
+        with contextlib.suppress(OSError):
+            unchecked.unlink(missing_ok=True)
     return path
 
 
