@@ -214,7 +214,11 @@ def _run_rank(
     if count_gpus(os.environ):
         for variable, value in flight_recorder_environ(rundir.path).items():
             os.environ.setdefault(variable, value)
-    was_ended = world.is_main and (request.resume or world.may_be_restarted) and read_final_result(rundir) is not None
+    was_ended = (
+        world.is_main
+        and (request.resume or world.may_be_restarted)
+        and read_final_result(rundir, loaded.recipe.train.max_time) is not None
+    )
     was_complete = request.resume and was_ended
     position = ProgressReporter()
     notes.follow(lambda: position.doing)
@@ -236,7 +240,10 @@ def _run_rank(
         recipe = resolve_batch(recipe, world.world_size)
     result = run(recipe, world, rundir, resume=request.resume, invocation=invocation)
     if was_complete:
-        print(f"{printable(rundir.path)}: was already complete, so nothing was done", file=request.out, flush=True)
+        is_complete = result.status != "time_reached"
+        why = "was already complete, so nothing was done"
+        why = why if is_complete else "its time is up, so nothing was done (set train.max_time=...)"
+        print(f"{printable(rundir.path)}: {why}", file=request.out, flush=True)
     has_time = result.status != "preempted"
     has_report = was_complete and rundir.report.is_file()
     is_new = world.is_main and has_time and not was_ended
