@@ -25,6 +25,7 @@ from paceline.core.units import Duration, count, rough_duration
 from paceline.core.world import World
 from paceline.lab.doctor.check import DoctorFinding, HostContext, find_worst_state
 from paceline.lab.doctor.host import check_host
+from paceline.models.weights_recipe import with_cached_weights_defaults
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.schema.data import Data
@@ -80,6 +81,7 @@ def doctor(options: DoctorOptions) -> int:
     loaded = load(*split_recipe_args(args)) if args or mtbf_s is not None else None
     if loaded:
         require_consent(loaded, own_code=options.own_code)
+        loaded, _ = with_cached_weights_defaults(loaded)
     recipe = loaded.recipe if loaded else None
     environ = dict(os.environ)  # as given, before this process changes it
     world = _enter_world()

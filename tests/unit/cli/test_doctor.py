@@ -178,6 +178,18 @@ def test_missing_data_does_not_hide_other_findings(run_doctor, tmp_path: Path) -
     assert found["machine"][-1]["name"] == "recipe" and found["machine"][-1]["state"] == "warning"
 
 
+def test_a_recipe_is_checked_with_the_preprocessing_of_its_weights(run_doctor, monkeypatch) -> None:
+    checked: list[Any] = []
+
+    def check(recipe: Any, *args: object) -> DoctorFinding:
+        checked.append(recipe)
+        return DoctorFinding("recipe", "ok", "fits")
+
+    monkeypatch.setattr("paceline.lab.doctor.recipe.check_recipe", check)
+    run_doctor("folder", "model.name=timm:vit_small_patch16_384", "model.weights=default")
+    assert [(each.data.interpolation, each.data.photo_size) for each in checked] == [("bicubic", 384)]
+
+
 def test_a_run_without_steps_is_reported(run_doctor, a_run: RunDir) -> None:
     for path in (a_run.steps, a_run.attempts):
         path.unlink()
