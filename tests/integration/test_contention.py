@@ -56,7 +56,7 @@ def test_a_run_beside_eight_busy_processes_is_reported_as_cpu_starved(paceline) 
     assert result["cpu"]["share"] > 0.3
     assert result["cpu"]["lost_s"] > 0.3 * result["cpu"]["wall_s"]
     assert RunResult.model_validate(result).starved == result["cpu"]["share"]
-    assert f"Other processes held the cores {100 * result['cpu']['share']:.0f} % of the time" in summary
+    assert f"other processes held the cores {100 * result['cpu']['share']:.0f} % of the time" in summary
     assert "cpu-starved" in (paceline.folder / "run" / "report.html").read_text()
 
 

@@ -83,6 +83,7 @@ def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(start) ->
     assert follower.stdout.readline() == "run: is training\n"
     ended = follower.stdout.readline()
     assert ended.startswith("run: completed") and ended.endswith("the page stays until Ctrl-C\n")
+    time.sleep(0.5)  # a signal while Python flushes a line has it written twice
     os.kill(follower.pid, signal.SIGINT)
     assert follower.communicate() == ("", "") and follower.returncode == 0
     with pytest.raises(URLError):

@@ -422,7 +422,7 @@ def build_bench_plan(
 def _choose_image_size(data: Data, source: Source) -> int:
     if data.image_size != "auto":
         return data.image_size
-    return source.info.image_size[0] if source.info.image_size else data.photo_size
+    return source.info.image_size[0] if source.info.image_size else data.auto_image_size
 
 
 def _list_compatible_loaders(source: Source) -> tuple[LoaderName, ...]:

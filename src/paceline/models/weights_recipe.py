@@ -14,7 +14,7 @@ from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.model import is_published
 from paceline.recipe.schema.source import Cifar10, Cifar100, Digits, FashionMnist, Synthetic
 
-_FIELDS: Final = ("mean", "std", "interpolation", "eval_resize", "eval_crop", "photo_size")
+_FIELDS: Final = ("mean", "std", "interpolation", "eval_resize", "eval_crop", "auto_image_size")
 _PIXEL_SOURCES: Final = (Digits, Synthetic, Cifar10, Cifar100, FashionMnist)
 """Images of one size, which are neither cropped nor enlarged for evaluation unless the recipe says so."""
 _GRAY_SOURCES: Final = (Digits, FashionMnist)
@@ -128,7 +128,7 @@ def _preprocessing(data: Data, weights: PublishedWeights, *, may_stretch: bool) 
         values["data.interpolation"] = config["interpolation"]
     if not isinstance(source, _PIXEL_SOURCES):
         if config.get("input_size") and data.image_size == "auto":
-            values["data.photo_size"] = int(config["input_size"][-1])
+            values["data.auto_image_size"] = int(config["input_size"][-1])
         if config.get("crop_mode") == "squash" and may_stretch:
             values["data.eval_resize"] = "stretch"
         elif data.eval_resize == "crop" and config.get("crop_pct"):

@@ -334,7 +334,7 @@ def train_image_size(data: Data, info: "DatasetInfo") -> int:
     if data.image_size != "auto":
         return data.image_size
     if info.image_size is None:
-        return data.photo_size
+        return data.auto_image_size
     height, width = info.image_size  # messages have width x height
     if height != width:
         raise RecipeError(f"data.image_size: the images are {width}x{height}, not square (set data.image_size)")
@@ -420,16 +420,16 @@ def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
     data = recipe.data
     # Published weights bring both, and only the data of a pack or a plugin tell that its images have one size.
     has_given = not is_published(recipe.model.weights)
-    crop, size = (Data.model_fields[name].default for name in ("eval_crop", "photo_size"))
+    crop, size = (Data.model_fields[name].default for name in ("eval_crop", "auto_image_size"))
     if has_given and info.image_size is not None and data.eval_crop != crop:
         raise RecipeError(
             f"data.eval_crop: {data.eval_crop:g} has no effect on {data.source.name}, whose images have one size and "
             f"are resized whole (set data.eval_crop={crop:g})"
         )
-    if has_given and (info.image_size is not None or data.image_size != "auto") and data.photo_size != size:
+    if has_given and (info.image_size is not None or data.image_size != "auto") and data.auto_image_size != size:
         raise RecipeError(
-            f"data.photo_size: {data.photo_size} has no effect on images of one size, or with data.image_size (set "
-            "data.image_size alone)"
+            f"data.auto_image_size: {data.auto_image_size} has no effect on images of one size, or with data.image_size "
+            "(set data.image_size alone)"
         )
     if info.image_size is not None and data.on_bad_image != "fail":  # they were decoded before training
         raise RecipeError(

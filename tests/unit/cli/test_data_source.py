@@ -114,8 +114,8 @@ def test_an_unknown_source_is_refused(tmp_path):
 
 def test_sizes_for_a_model_are_those_of_its_published_weights():
     words = ["model.name=timm:vit_small_patch16_384", "model.weights=default"]
-    assert read_source("folder", words, for_model=True).data.photo_size == 384
-    assert read_source("folder", words).data.photo_size == 224
+    assert read_source("folder", words, for_model=True).data.auto_image_size == 384
+    assert read_source("folder", words).data.auto_image_size == 224
 
 
 def test_a_source_is_printed_as_overrides_of_a_recipe():

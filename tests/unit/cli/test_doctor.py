@@ -187,7 +187,7 @@ def test_a_recipe_is_checked_with_the_preprocessing_of_its_weights(run_doctor, m
 
     monkeypatch.setattr("paceline.lab.doctor.recipe.check_recipe", check)
     run_doctor("folder", "model.name=timm:vit_small_patch16_384", "model.weights=default")
-    assert [(each.data.interpolation, each.data.photo_size) for each in checked] == [("bicubic", 384)]
+    assert [(each.data.interpolation, each.data.auto_image_size) for each in checked] == [("bicubic", 384)]
 
 
 def test_a_run_without_steps_is_reported(run_doctor, a_run: RunDir) -> None:

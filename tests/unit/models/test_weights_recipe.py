@@ -19,7 +19,7 @@ from paceline.recipe.schema.source import Pack
 from paceline.recipe.schema.train import Train
 from paceline.recipe.yaml import to_yaml_text
 
-FIELDS = ("mean", "std", "interpolation", "eval_crop", "photo_size")
+FIELDS = ("mean", "std", "interpolation", "eval_crop", "auto_image_size")
 VIT = ("model.name=timm:vit_small_patch16_384", "model.weights=default")
 SQUASHED = ("model.name=timm:vit_base_patch16_clip_384", "model.weights=default")
 
@@ -32,7 +32,7 @@ def test_fields_that_nothing_sets_are_those_of_the_weights() -> None:
     made = loaded("folder", *VIT, "data.std=[1, 1, 1]")
     data = made.recipe.data
     assert (data.mean, data.std, data.interpolation) == ((0.5, 0.5, 0.5), (1, 1, 1), "bicubic")
-    assert (data.eval_crop, data.photo_size, data.image_size) == (1.0, 384, "auto")
+    assert (data.eval_crop, data.auto_image_size, data.image_size) == (1.0, 384, "auto")
     name = "timm:vit_small_patch16_384.augreg_in21k_ft_in1k"
     assert {field: made.stack.origin(f"data.{field}") for field in FIELDS} == {
         **dict.fromkeys(FIELDS, name), "std": "command line"
@@ -42,7 +42,11 @@ def test_fields_that_nothing_sets_are_those_of_the_weights() -> None:
 
 def test_torchvisions_transforms_are_read_and_squashed_images_are_stretched() -> None:
     made = loaded("folder", "model.name=torchvision:resnet50", "model.weights=torchvision:IMAGENET1K_V2").recipe.data
-    assert made.mean == (0.485, 0.456, 0.406) and made.eval_crop == pytest.approx(224 / 232) and made.photo_size == 224
+    assert (
+        made.mean == (0.485, 0.456, 0.406)
+        and made.eval_crop == pytest.approx(224 / 232)
+        and made.auto_image_size == 224
+    )
     squashed = loaded("folder", *SQUASHED).recipe.data
     assert squashed.eval_resize == "stretch" and squashed.eval_crop == 0.875
     for word, crop in (("data.eval_crop=0.9", 0.9), ("data.eval_resize=crop", 1.0)):
@@ -52,9 +56,9 @@ def test_torchvisions_transforms_are_read_and_squashed_images_are_stretched() ->
 
 def test_images_of_one_size_are_not_enlarged_and_grey_ones_keep_their_mean() -> None:
     made = loaded("synthetic", "model.width=1", "model.name=timm:test_vit", "model.weights=default").recipe.data
-    assert (made.photo_size, made.eval_crop, made.interpolation) == (224, 0.875, "bicubic")
+    assert (made.auto_image_size, made.eval_crop, made.interpolation) == (224, 0.875, "bicubic")
     grey = loaded("folder", "data.source.channels=1", "model.name=timm:test_vit", "model.weights=default").recipe.data
-    assert (grey.mean, grey.std, grey.photo_size) == ("auto", "auto", 160)
+    assert (grey.mean, grey.std, grey.auto_image_size) == ("auto", "auto", 160)
 
 
 @pytest.mark.parametrize("source", ["{name: pack, root: a.pack}", "{name: lmdb, root: a}", "{name: 'mine:Source'}"])
@@ -92,9 +96,9 @@ def test_other_weights_for_a_run_bring_their_own_preprocessing(tmp_path: Path) -
     assert loaded(str(tmp_path / "vit"), "optim.lr=1").recipe.data == first.data
     clip = loaded(str(tmp_path / "vit"), *SQUASHED).recipe.data
     assert clip.mean[0] == pytest.approx(0.4815, abs=1e-4) and clip.std == (1, 1, 1)
-    assert (clip.eval_resize, clip.eval_crop, clip.photo_size) == ("stretch", 0.875, 384)
+    assert (clip.eval_resize, clip.eval_crop, clip.auto_image_size) == ("stretch", 0.875, 384)
     data = loaded(str(tmp_path / "scratch"), *VIT).recipe.data
-    assert (data.mean, data.eval_crop, data.photo_size, data.interpolation) == ((0.5,) * 3, 1.0, 384, "bicubic")
+    assert (data.mean, data.eval_crop, data.auto_image_size, data.interpolation) == ((0.5,) * 3, 1.0, 384, "bicubic")
 
 
 def test_a_recipe_object_sets_the_fields_that_it_was_given() -> None:
@@ -102,7 +106,7 @@ def test_a_recipe_object_sets_the_fields_that_it_was_given() -> None:
     data = Data(source=Pack(root="a"), std=(1, 1, 1))
     recipe = Recipe(model=model, data=data, train=Train(epochs=1))
     made = with_weights_defaults(load_any(recipe)).recipe
-    assert (made.data.mean, made.data.std, made.data.photo_size) == ((0.5,) * 3, (1, 1, 1), 384)
+    assert (made.data.mean, made.data.std, made.data.auto_image_size) == ((0.5,) * 3, (1, 1, 1), 384)
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -132,16 +136,18 @@ def test_crops_larger_than_the_image_are_whole_images() -> None:
 def test_a_resumed_run_keeps_its_preprocessing_whatever_its_weights_are_described_with_now(tmp_path: Path) -> None:
     words = ["model.name=timm:test_vit", "model.weights=hf-hub:nobody/there", "model.args={drop_rate: 0.1}"]
     typed = load("folder", Patch.parse(words))
-    before = Patch.parse([*words, "data.mean=[0.4, 0.4, 0.4]", "data.photo_size=96", "model.args={class_token: true}"])
+    before = Patch.parse(
+        [*words, "data.mean=[0.4, 0.4, 0.4]", "data.auto_image_size=96", "model.args={class_token: true}"]
+    )
     whole = load("folder", before).recipe.to_dict()
     RunDir(tmp_path).recipe.write_text(to_yaml_text(whole))
     (tmp_path / "plan.json").write_text("{}")
     made = with_weights_defaults(with_run_defaults(typed, tmp_path))
-    assert (made.recipe.data.mean, made.recipe.data.photo_size) == ((0.4, 0.4, 0.4), 96)
+    assert (made.recipe.data.mean, made.recipe.data.auto_image_size) == ((0.4, 0.4, 0.4), 96)
     assert made.recipe.model.args == {"class_token": True, "drop_rate": 0.1}
     assert made.stack.origin("data.mean") == tmp_path.name
-    given = load("folder", Patch.parse([*words, "data.photo_size=64"]))
-    assert with_run_defaults(given, tmp_path).recipe.data.photo_size == 64
+    given = load("folder", Patch.parse([*words, "data.auto_image_size=64"]))
+    assert with_run_defaults(given, tmp_path).recipe.data.auto_image_size == 64
     other = load("folder", Patch.parse([*words, "model.weights=timm:in1k"]))
     assert with_run_defaults(other, tmp_path) is other
 

@@ -55,10 +55,12 @@ SIZING = [
 ]
 
 
-@pytest.mark.parametrize("words", [["data.photo_size=64"], ["data.photo_size=64", "data.image_size=32"]])
+@pytest.mark.parametrize("words", [["data.auto_image_size=64"], ["data.auto_image_size=64", "data.image_size=32"]])
 def test_a_size_of_photographs_without_effect_is_refused(plan, refusal, words):
     info = PHOTOS if len(words) == 2 else COLOUR
-    assert refusal(plan, *words, info=info).startswith("data.photo_size: 64 has no effect on images of one size, or")
+    assert refusal(plan, *words, info=info).startswith(
+        "data.auto_image_size: 64 has no effect on images of one size, or"
+    )
     assert plan(words[0], info=PHOTOS).image_size == 64
 
 

@@ -191,7 +191,7 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
         del values["train"][name]
     for section, name in (
         ("data", "interpolation"),
-        ("data", "photo_size"),
+        ("data", "auto_image_size"),
         ("model", "checkpoint_activations"),
         ("model", "weights_sha256"),
     ):

@@ -39,9 +39,9 @@ class Data(Section):
     """Order of training images: `random` is a new random order in every epoch, and `stored` is the order of the source,
     to measure what random reads cost. A folder stores one class after the other, which trains badly."""
     image_size: PositiveInt | Auto = "auto"
-    """Height and width of the model's input; `auto` is the size of the dataset's images, or `photo_size` if their sizes
-    differ."""
-    photo_size: PositiveInt = 224
+    """Height and width of the model's input; `auto` is the size of the dataset's images, or `auto_image_size` if their
+    sizes differ."""
+    auto_image_size: PositiveInt = 224
     """Height and width of the model's input if `image_size` is `auto` and the sizes of the images differ."""
     eval_image_size: PositiveInt | Auto = "auto"
     """Height and width in evaluation; `auto` is `image_size`."""
@@ -60,7 +60,7 @@ class Data(Section):
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """How images are resized, in training and evaluation, with antialiasing as in Pillow. The loader `native` has
     bilinear alone. Published weights (`model.weights`) bring their own default, as they do for `mean`, `std`,
-    `eval_resize`, `eval_crop` and `photo_size`."""
+    `eval_resize`, `eval_crop` and `auto_image_size`."""
     eval_views: Literal[1, 2, 6] = 1
     """Test-time augmentation, which should be reported with any accuracy: 2 averages the logits of each image and its
     mirror image, and 6 adds both shifted by one pixel in two directions."""

@@ -25,7 +25,7 @@ from paceline.recipe.schema.optim import (
 from paceline.recipe.schema.train import Log, Parallel, Train
 
 _ADDED: Final = (
-    *(("data", name) for name in ("interpolation", "photo_size")),
+    *(("data", name) for name in ("interpolation", "auto_image_size")),
     ("model", "checkpoint_activations"),
     ("model", "weights_sha256"),
     *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time")),
