@@ -428,7 +428,7 @@ def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
         )
     if has_given and (info.image_size is not None or data.image_size != "auto") and data.auto_image_size != size:
         raise RecipeError(
-            f"data.auto_image_size: {data.auto_image_size} has no effect on images of one size, or with data.image_size "
+            f"data.auto_image_size: {data.auto_image_size} has no effect on images of one size, or with image_size "
             "(set data.image_size alone)"
         )
     if info.image_size is not None and data.on_bad_image != "fail":  # they were decoded before training
