@@ -1,4 +1,4 @@
-"""Train image classifiers in PyTorch, on one CPU core or on a Slurm cluster, and see where every second goes."""
+"""Train image classifiers in PyTorch, from one CPU core to a Slurm cluster, and see where every second goes."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module

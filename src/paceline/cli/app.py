@@ -79,7 +79,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Train image classifiers in PyTorch, on one CPU core or on a Slurm cluster, and see where every second goes.",
+    help="Train image classifiers in PyTorch, from one CPU core to a Slurm cluster, and see where every second goes.",
 )
 # In the order of `paceline --help`.
 _TRAIN, _SPEED, _SCALE = "Train and use a model", "Measure and speed up", "Scale"
@@ -114,7 +114,7 @@ def paceline(
         str | None, typer.Option(metavar="bash|fish|zsh", help="Print the completion script of that shell.")
     ] = None,
 ) -> None:
-    """Train image classifiers in PyTorch, on one CPU core or on a Slurm cluster, and see where every second goes."""
+    """Train image classifiers in PyTorch, from one CPU core to a Slurm cluster, and see where every second goes."""
     if version:
         from paceline import __version__
 

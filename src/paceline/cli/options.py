@@ -40,7 +40,7 @@ _flag = partial(typer.Option, metavar="")  # without a type in the help
 _option = partial(typer.Option, show_default=False)
 """For options whose default is a sentence of the help, or none."""
 _folder_option = partial(typer.Option, parser=_parse_folder, metavar="FOLDER")
-_network_option = partial(typer.Option, rich_help_panel="Network")
+_network_option = partial(typer.Option, rich_help_panel="Interconnect")
 _argument = partial(typer.Argument, show_default=False)
 
 RecipeArgs = Annotated[
@@ -238,12 +238,12 @@ class ModelsOptions:
         str | None,
         _argument(
             metavar="PATTERN",
-            help="Name, part of a name, or a pattern such as 'timm:vit_*'; after a dot, weights of the model. "
-            "[default: count all]",
+            help="Model name, part of one, or a pattern such as 'timm:vit_*'. Append .TAG to select published weights. "
+            "[default: the number of models per library]",
         ),
     ] = None
     download: Annotated[
-        bool, _flag("--download", help="Download the weights of the one model, or hf-hub:REPO, that PATTERN names.")
+        bool, _flag("--download", help="Download the weights of the model that PATTERN matches, or of hf-hub:REPO.")
     ] = False
     as_json: AsJson = False
 
@@ -278,7 +278,9 @@ class DataPackOptions:
     resize: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="PX", help="Scale larger images down to this short side, and re-encode them as JPEG."
+            min=1,
+            metavar="PX",
+            help="Downscale images to this short side, if theirs is longer, and re-encode them as JPEG.",
         ),
     ] = None
     quality: Annotated[
@@ -546,17 +548,17 @@ class BatchStudyOptions:
 
     args: RecipeArgs = field(default_factory=list)
     batch_sizes: Annotated[
-        str | None, typer.Option(metavar="N,N", help="Batch sizes to train with.", show_default="the recipe's")
+        str | None, typer.Option(metavar="N,N", help="Batch sizes to try.", show_default="the recipe's")
     ] = None
     warmups: Annotated[
         str | None,
-        typer.Option(metavar="0ep,5ep", help="Learning-rate warm-ups to train with.", show_default="the recipe's"),
+        typer.Option(metavar="0ep,5ep", help="Learning-rate warm-ups to try.", show_default="the recipe's"),
     ] = None
     lr_rules: Annotated[
         str | None,
         typer.Option(
             metavar="none,sqrt,linear",
-            help="Rules to train with that scale the learning rate with the batch size.",
+            help="Rules to try for scaling the learning rate with the batch size.",
             show_default="the recipe's",
         ),
     ] = None
@@ -646,7 +648,7 @@ class PredictScalingOptions:
         str | None,
         _network_option(
             metavar="NAME|FILE",
-            help="Network, such as ndr, hdr or 100gbe, or a file that paceline allreduce --out wrote.",
+            help="Interconnect, such as ndr, hdr or 100gbe, or a file written by paceline allreduce --out.",
         ),
     ] = None
     alpha_us: Annotated[float | None, _network_option(metavar="MICROSECONDS", help="Latency per message.")] = None
