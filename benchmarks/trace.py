@@ -4,7 +4,8 @@
 
 `paceline profile --trace` records `--steps` steps of two ranks on the CPU, with one thread each and the images made in
 the ranks. The record keeps the stages, the sends and receives and the operators of one step: the one of median duration
-on rank 0. The record kept is the last of three runs. Tracing itself slows a step down; `untraced_step_s` is the median without it.
+on rank 0. The record is that of the last of three runs. Tracing itself slows a step down: `untraced_step_s` is the
+median without it.
 """
 
 import argparse

@@ -111,7 +111,8 @@ def home(shell: TypingShell, tmp_path_factory) -> Path:
     (study,) = LEFT["<study>"]
     (work / study).mkdir(parents=True)
     (work / study / "points.csv").write_text(POINTS)
-    (work / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for name in ("benchmarks", "examples"):
+        (work / name).symlink_to(ROOT / name)
     shutil.copy(cat, work / "cat.jpg")
     write_list(work / "train_data.pkl", home / "photos" / "train")
     write_archive(work / "ILSVRC2012_img_train.tar", home / "photos" / "train")
