@@ -138,7 +138,7 @@ def inspect(options: DataInspectOptions) -> int:
 
 @_verb("paceline data pack ~/photos photos.pack", data)
 def pack(options: DataPackOptions) -> int:
-    """Write a dataset as a pack, which loads several times as fast. Pixels change only with --resize."""
+    """Write a dataset as a pack, which loads several times faster. Pixels change only with --resize."""
     note_duplicate_work("data pack")
     from paceline.cli.data_pack import pack_data
 

@@ -67,11 +67,11 @@ Source = Annotated[
 Ranks = Annotated[
     str,
     typer.Option(
-        metavar="N|auto", help="Ranks (processes) to start on this machine; auto: one per GPU, or one without GPUs."
+        metavar="N|auto", help="Ranks (processes) to start on this machine; auto: one per GPU, or a single rank."
     ),
 ]
 Oversubscribe = Annotated[
-    bool, _flag("--oversubscribe", help="Lift the limit on ranks: 16, or 4 per CPU core, whichever is higher.")
+    bool, _flag("--oversubscribe", help="Remove the limit on ranks (16 or 4 per CPU core, whichever is higher).")
 ]
 Port = Annotated[
     int, typer.Option(min=0, max=65535, metavar="PORT", help="Rendezvous port of local ranks; 0 picks a free one.")
