@@ -30,7 +30,7 @@ PROGRAMS = {
 }
 """Requirements of programs that no test environment has."""
 MEASURING = ("train", "profile", "ladder", "tune", "scale", "batch-study", "bench")
-"""Verbs to which the arguments of a `with` mark are added."""
+"""Commands to which the arguments of a `with` mark are added."""
 VERB_OF_OPTION = {"--budget": "tune"}
 """Options of a `with` mark that only one verb has: `--budget=4`."""
 MEASURES_NOTHING = ("--list", "--help")
