@@ -13,7 +13,7 @@ beside    paceline, loops by hand, eager and compiled, Lightning and Accelerate,
 cifar10   time to 94 % on CIFAR-10 by `cifar10-94`, five seeds, where --cifar10 says where the data is
 
 Everything runs in this process, one measurement after the other, on made-up pixels that lie on the device; a rate is
-images over seconds of all counted steps, with the 10th and 90th percentile over windows of ten steps and n. The result
+images over seconds of all measured steps, with the 10th and 90th percentile over windows of ten steps and n. The result
 is written after every measurement, so a program that is ended keeps what it has; each part has its share of the time.
 Measurements without time left, or that cannot run here, are listed with the reason; the others run. Rates are
 measured, not checked: the exit status is 0.

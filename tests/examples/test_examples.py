@@ -28,7 +28,7 @@ def example_table(request, forking, tmp_path_factory) -> tuple[str, dict[str, fl
 
 
 def total(rows: dict[str, float]) -> str:
-    return next(name for name in rows if name.endswith("counted steps"))
+    return next(name for name in rows if name.endswith("measured steps"))
 
 
 def stages(rows: dict[str, float]) -> dict[str, float]:
@@ -38,7 +38,7 @@ def stages(rows: dict[str, float]) -> dict[str, float]:
 
 def test_the_steps_of_both_epochs_after_the_warm_up_are_counted(example_table) -> None:
     _, rows = example_table
-    assert total(rows) == "= 37 counted steps"  # two epochs of 20, minus 3
+    assert total(rows) == "= 37 measured steps"  # two epochs of 20, minus 3
 
 
 def test_stages_and_residual_add_up_to_the_counted_steps(example_table) -> None:

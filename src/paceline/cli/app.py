@@ -240,7 +240,7 @@ def profile(options: ProfileOptions) -> int:
 
 @_verb("paceline ladder cpu data.source.root=~/cifar10", panel=_SPEED)
 def ladder(options: LadderOptions) -> int:
-    """Add settings one by one, and measure what each gains: keep it if it is faster, drop it if not."""
+    """Add settings one by one, and measure how much each one helps: keep it if it is faster, drop it if not."""
     from paceline.cli.ladder import ladder as work
 
     return work(options)

@@ -127,7 +127,7 @@ def _datasets_bytes(datasets: Datasets) -> float | None:
 
 
 def _summary_rows(datasets: Datasets, written: PackSummary, options: DataPackOptions) -> Iterator[tuple[str, str]]:
-    splits = f"{len(datasets.train):,} of training, {len(datasets.val):,} of validation"
+    splits = f"{len(datasets.train):,} training, {len(datasets.val):,} validation"
     yield "images", f"{written.images:,} ({splits})"
     yield "bytes", _sizes_text(written)
     speed = f"{per_second(written.images / max(written.seconds, 1e-9))} images/s"

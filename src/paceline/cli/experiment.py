@@ -238,7 +238,7 @@ def finish_experiment(folder: ExperimentDir, result: Experiment) -> None:
 
 
 def with_steps_time(row: RowT, num_steps: int) -> RowT:
-    """Return a rung or a point of a scaling with the time of all counted steps."""
+    """Return a rung or a point of a scaling with the time of all measured steps."""
     return row if row.step_s is None else row.model_copy(update={"steps_s": num_steps * row.step_s})
 
 

@@ -68,11 +68,11 @@ def show_export(exported: "ExportResult", checkpoint: Path, *, format: str, as_j
         *exported.facts,
         (
             "parity",
-            f"logits differ from PyTorch's by {parity.difference:.2g} of the largest (limit {PARITY_TOLERANCE:g}) on "
+            f"logits differ from PyTorch's by at most {parity.difference:.2g} of the largest logit (limit {PARITY_TOLERANCE:g}) on "
             f"{parity.num_images} {parity.of}; the same top-5 on {parity.top5}",
         ),
         ("size", size(exported.num_bytes)),
     ]
-    print_rows(rows, f"{format} of {checkpoint.parent.parent.name}, {checkpoint.name}")
+    print_rows(rows, f"{checkpoint.parent.parent.name}, {checkpoint.name} as {format}")
     print(f"exported: {printable_class_name(str(exported.path))}")
     print(f"model card, with fields to fill in: {printable_class_name(str(exported.card))}")

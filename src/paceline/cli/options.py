@@ -206,7 +206,7 @@ class ExportOptions:
     image_size: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Height and width of the input images.", show_default="those of the evaluation"
+            min=1, metavar="N", help="Height and width of the input images.", show_default="as in evaluation"
         ),
     ] = None
     own_code: OwnCode = False
@@ -239,7 +239,7 @@ class ModelsOptions:
         _argument(
             metavar="PATTERN",
             help="Model name, part of one, or a pattern such as 'timm:vit_*'. Append .TAG to select published weights. "
-            "[default: the number of models per library]",
+            "[if omitted: the number of models per library]",
         ),
     ] = None
     download: Annotated[

@@ -249,7 +249,7 @@ def _finish_profile(
 
 
 def _nsys_command(request: _ProfileRequest, rundir: RunDir) -> str:
-    """Return the command that profiles the counted steps of the base run with Nsight Systems.
+    """Return the command that profiles the measured steps of the base run with Nsight Systems.
 
     Options: https://docs.nvidia.com/nsight-systems/UserGuide/index.html.
     """

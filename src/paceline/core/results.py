@@ -321,7 +321,7 @@ class TimeResult(ResultModel):
 
 
 class StageResult(ResultModel):
-    """Seconds of one stage over all counted steps, by host and device clock, and its share of wall-clock time."""
+    """Seconds of one stage over all measured steps, by host and device clock, and its share of wall-clock time."""
 
     host_s: float
     device_s: float
@@ -439,7 +439,7 @@ class CommunicationResult(ResultModel):
 
 
 class RankResult(ResultModel):
-    """Mean times of a rank over the counted steps, in seconds per step; those of `stages` are device seconds.
+    """Mean times of a rank over the measured steps, in seconds per step; those of `stages` are device seconds.
 
     `late_s` is how much longer the others waited for gradients and buffers than this rank; 0 if unknown.
     """
@@ -467,7 +467,7 @@ class StragglerResult(ResultModel):
 
 
 class CpuResult(ResultModel):
-    """CPU time over the counted steps, of the rank that lost the largest share to other processes.
+    """CPU time over the measured steps, of the rank that lost the largest share to other processes.
 
     Times are sums over the threads of the rank and of its loader workers.
     """

@@ -244,7 +244,7 @@ def check_parity(parity: ExportParity, what: str) -> None:
     """Raise `PacelineError` if the exported file `what` is not equivalent to the model."""
     if not parity.is_within_tolerance:
         raise PacelineError(
-            f"{what}: its logits differ from PyTorch's by {parity.difference:.2g} of the largest on "
+            f"{what}: its logits differ from PyTorch's by up to {parity.difference:.2g} of the largest on "
             f"{parity.num_images} {parity.of}, more than {PARITY_TOLERANCE:g} "
             "(use another --format; nothing was written)"
         )

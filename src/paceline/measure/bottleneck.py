@@ -59,7 +59,7 @@ OWN_CPU_SHARE: Final = 0.25
 computing threads on two cores lose a third. Loader workers do not count as threads.
 """
 ADVICE_PACK: Final = (
-    "packing the images, which load several times as fast (paceline data pack SRC OUT.pack, then "
+    "packing the images: packs load several times as fast (paceline data pack SRC OUT.pack, then "
     "data.source={name: pack, root: OUT.pack})"
 )
 
@@ -181,7 +181,7 @@ def find_bottleneck(
     """Find the bottleneck in the summary of rank 0: the largest loss above its threshold, else computing.
 
     Lack of CPU time comes first, unless a GPU was busy all the same; then pauses, which take more than half of all
-    time, and then steps. `straggler`, `communication` and `cpu` are of the counted steps; without `straggler`, waiting
+    time, and then steps. `straggler`, `communication` and `cpu` are of the measured steps; without `straggler`, waiting
     between ranks counts as communication.
     """
     if summary.n == 0:
@@ -285,7 +285,7 @@ def _wait_losses(
 
 @dataclass(frozen=True)
 class _Lateness:
-    """Cost of the latest rank, in seconds over all counted steps.
+    """Cost of the latest rank, in seconds over all measured steps.
 
     `lost_s` is what steps would save without it, `waited_s` the part of rank 0's exposed communication that waits for
     it. If rank 0 itself is late, it is by `own_s` in `own_stage`. `is_rare`: neither one rank repeatedly nor some rank

@@ -23,12 +23,12 @@ OPTIMIZER: Final = "optimizer"
 MAX_STEP_TIMES: Final = 100_000  # 3 MB of floats; the spread of a longer run is that of its last steps
 _END: Final[Any] = object()
 RECENT_STEPS: Final = 1000
-"""Number of recent counted steps whose stages are kept individually: 8 kB per stage."""
+"""Number of recent measured steps whose stages are kept individually: 8 kB per stage."""
 
 
 @dataclass(frozen=True)
 class StageTotal:
-    """Seconds of one stage over the counted steps.
+    """Seconds of one stage over the measured steps.
 
     `host_s` is the time that the program spent in the stage. `device_s` is the time between the two ends of the stage
     as the device reached them: `host_s` on a CPU; on a GPU the queued work of the stage plus the idle time in between,
@@ -44,12 +44,12 @@ class StageTotal:
 class ClockSummary:
     """Totals of a clock in seconds; the host seconds of `stages` and `residual_s` add up to `wall_s`.
 
-    `n` counted steps took `wall_s` and trained `images` images. Not included: `warmup_s`, the first steps; `pauses`,
-    seconds by name; `unfinished_s`, the time since the last step. `step_s` is the wall clock of each counted step, of
+    `n` measured steps took `wall_s` and trained `images` images. Not included: `warmup_s`, the first steps; `pauses`,
+    seconds by name; `unfinished_s`, the time since the last step. `step_s` is the wall clock of each measured step, of
     at most the last 100,000. `recent` has the device seconds of each stage in each of the last `RECENT_STEPS` counted
     steps, oldest first, 0 if a step had no such stage; `after_pause` says for these steps whether a pause lay in them
-    or just before. `starved` is the share of counted steps at whose optimizer (else at whose end) the GPU had no queued
-    work left: a lower bound, and 0 on a CPU. `cpu` are the CPU times of the counted steps, None if unknown. `has_run`
+    or just before. `starved` is the share of measured steps at whose optimizer (else at whose end) the GPU had no queued
+    work left: a lower bound, and 0 on a CPU. `cpu` are the CPU times of the measured steps, None if unknown. `has_run`
     is False for a clock that is off.
     """
 
@@ -69,7 +69,7 @@ class ClockSummary:
 
     @property
     def residual_s(self) -> float:
-        """Seconds of counted steps outside of any stage."""
+        """Seconds of measured steps outside of any stage."""
         return self.wall_s - fsum(total.host_s for total in self.stages.values())
 
     @property
@@ -85,7 +85,7 @@ class ClockSummary:
     def table(self) -> str:
         """Return the summary as lines of text; a line that begins with `=` is the sum of those above.
 
-        Columns: host seconds, device seconds, and the host's share of the wall clock of counted steps.
+        Columns: host seconds, device seconds, and the host's share of the wall clock of measured steps.
         """
         rows = [("stage", "host s", "device s", "share"), *self._rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -102,7 +102,7 @@ class ClockSummary:
         for name, total in self.stages.items():
             yield name, f"{total.host_s:.3f}", f"{total.device_s:.3f}", f"{total.share:.1%}"
         yield "residual", f"{self.residual_s:.3f}", "", f"{self.residual_s / self.wall_s if self.wall_s else 0.0:.1%}"
-        yield f"= {self.n:,} counted steps", f"{self.wall_s:.3f}", "", f"{1.0 if self.wall_s else 0.0:.1%}"
+        yield f"= {self.n:,} measured steps", f"{self.wall_s:.3f}", "", f"{1.0 if self.wall_s else 0.0:.1%}"
         yield "warm-up", f"{self.warmup_s:.3f}", "", ""
         for name, seconds in self.pauses.items():
             yield f"pause: {name}", f"{seconds:.3f}", "", ""
@@ -112,7 +112,7 @@ class ClockSummary:
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Seconds of stages: the total over counted steps, and those of each recent step.
+    """Seconds of stages: the total over measured steps, and those of each recent step.
 
     `num_starved` counts the steps that left the device idle.
     """
@@ -146,7 +146,7 @@ class DeviceTimer(Protocol):
         ...
 
     def read_completed(self) -> tuple[dict[str, float], float] | None:
-        """Return the seconds by stage, and in all, of the counted steps that the device has completed.
+        """Return the seconds by stage, and in all, of the measured steps that the device has completed.
 
         Never waits; None means that device time is host time.
         """
@@ -272,7 +272,7 @@ class CudaEventTimer:
         self._synchronize()
 
     def read_completed(self) -> tuple[dict[str, float], float]:
-        """Return the seconds by stage, and in all, of the counted steps that the device has completed."""
+        """Return the seconds by stage, and in all, of the measured steps that the device has completed."""
         self._read_finished()
         return dict(self._total_s), self._steps_s
 
@@ -356,7 +356,7 @@ class Clock(Protocol):
         ...
 
     def pop_shares(self) -> dict[str, float]:
-        """Return each stage's share of the counted steps that ended since the last call, 0 to 1, without waiting.
+        """Return each stage's share of the measured steps that ended since the last call, 0 to 1, without waiting.
 
         On a GPU these are shares of the device's time. Empty if no step ended.
         """
@@ -437,7 +437,7 @@ class StageClock:
     """Time a loop by stage, from the creation of the clock: create it last.
 
     The first `warmup_steps` steps are timed but not counted. `device` times the device (None: host times), `cpu` counts
-    CPU times of counted steps (None: not measured). `now` returns seconds. Without a device a stage costs less than a
+    CPU times of measured steps (None: not measured). `now` returns seconds. Without a device a stage costs less than a
     microsecond.
     """
 
@@ -559,7 +559,7 @@ class StageClock:
         return self._pauses.get(name) or self._new_pause(name)
 
     def pop_shares(self) -> dict[str, float]:
-        """Return each stage's share of the counted steps since the last call."""
+        """Return each stage's share of the measured steps since the last call."""
         completed = self._device.read_completed()
         if completed is None:
             completed = {name: stage.total_s for name, stage in self._stages.items()}, self._wall_s

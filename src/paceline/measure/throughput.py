@@ -15,10 +15,10 @@ WINDOW_STEPS: Final = 10
 
 @dataclass(frozen=True)
 class Throughput:
-    """Images/s over all counted steps, waiting for data included.
+    """Images/s over all measured steps, waiting for data included.
 
     `spread` is the (10th, 90th) percentile of images/s over `n` consecutive windows of up to 10 steps; `excluded_s`
-    seconds of warm-up and pauses are in neither. All are 0 without a counted step.
+    seconds of warm-up and pauses are in neither. All are 0 without a measured step.
     """
 
     images_per_s: float

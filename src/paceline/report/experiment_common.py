@@ -310,7 +310,7 @@ def to_percent(share: cells.Quantity) -> cells.Quantity:
 def measurement_facts(result: LadderResult | ScaleResult | TuneResult | SweepResult) -> list[tuple[str, TableCell]]:
     """Return how much was measured, and the time of all runs."""
     short = [
-        ("counted steps per run", cells.count_cell(result.steps)),
+        ("measured steps per run", cells.count_cell(result.steps)),
         ("warm-up steps", cells.count_cell(result.warmup_steps)),
         ("interleaved runs of each", cells.count_cell(result.repeats)),
     ]

@@ -63,7 +63,7 @@ _COLUMNS: Final = (
     Column("over_first", "over first", cells.ratio_cell, has_interval=True),
     Column("step_s", "step", step_ms_cell),
     Column("epoch_s", "per epoch", cells.seconds_cell),
-    Column("steps_s", "counted steps", cells.seconds_cell),
+    Column("steps_s", "measured steps", cells.seconds_cell),
     Column("startup_s", "start-up", cells.seconds_cell),
     Column("compile_s", "compilation", lambda value_s: cells.seconds_cell(value_s or None)),
     Column("prepare_s", "data preparation", lambda value_s: cells.seconds_cell(value_s or None)),
@@ -174,7 +174,7 @@ def _ladder_figures(result: LadderResult, best: RungResult | None) -> list[KeyFi
         KeyFigure("rungs kept", TableCell(f"{len(_kept_rungs(result))} of {len(result.rungs)}"), ", ".join(others))
     )
     num_runs = sum(len(rung.runs) for rung in result.rungs)
-    note = f"{count(num_runs, 'run')} of {count(result.steps, 'counted step')}" if num_runs else ""
+    note = f"{count(num_runs, 'run')} of {count(result.steps, 'measured step')}" if num_runs else ""
     # The sum has the time of preparing data too.
     figures.append(KeyFigure("runs took", cells.seconds_cell(result.wall_s), note))
     return figures

@@ -111,7 +111,7 @@ def _best_figure(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
 
 
 def wall_clock_parts(account: AccountResult) -> dict[str, float]:
-    """Return the seconds of each part of the process; `stages` are those of all counted steps."""
+    """Return the seconds of each part of the process; `stages` are those of all measured steps."""
     return {
         "start_up": account.start_up_s,
         "compile": account.compile_s,

@@ -59,7 +59,7 @@ _RANK_COLUMNS: Final = (
     *SPREAD_COLUMNS,
     Column("step_s", "per step", cells.seconds_cell),
     Column("epoch_s", "per epoch", cells.seconds_cell),
-    Column("steps_s", "counted steps", cells.seconds_cell),
+    Column("steps_s", "measured steps", cells.seconds_cell),
     Column("efficiency", has_interval=True),
     Column("speedup", has_interval=True),
     Column("exposed_s", "waits for gradients", cells.seconds_cell),

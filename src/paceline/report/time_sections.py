@@ -165,7 +165,7 @@ def _time_table(result: RunResult, account: AccountResult) -> Table:
 
 
 def _step_seconds(result: RunResult, num_steps: int) -> float:
-    # The result has no wall clock of the counted steps: it follows from the shares.
+    # The result has no wall clock of the measured steps: it follows from the shares.
     stages = result.stages.values()
     return sum(stage.host_s for stage in stages) / sum(stage.share for stage in stages) / num_steps
 
@@ -195,7 +195,7 @@ def stage_table(result: RunResult, whose: str = "rank 0") -> Table | None:
         for key, host_s, device_s, each_share in [*timed, rest]
     ]
     titles = ["per step", "share of a step", "in all", *(["on the device"] if has_device else [])]
-    title = f"A step of {milliseconds(step_s)}: the mean of {count(num_steps, 'counted step')} of {whose}"
+    title = f"{milliseconds(step_s)} per step: the mean of {count(num_steps, 'measured step')} on {whose}"
     return Table(title, cells.table_columns(["stage"], titles), rows)
 
 

@@ -32,7 +32,7 @@ def test_a_pack_is_made_proved_and_unpacked(photographs, tmp_path, capsys):
     out = tmp_path / "photos.pack"
     assert pack_data(DataPackOptions(src=str(photographs), out=out, workers="2", as_json=False)) == 0
     printed = capsys.readouterr().out
-    assert "12 (6 of training, 6 of validation)" in printed
+    assert "12 (6 training, 6 validation)" in printed
     assert f"in a recipe: data.source.name=pack data.source.root={out}\n" in printed
 
     assert verify_data(DataVerifyOptions(args=[str(out)], workers="2", against=str(photographs), as_json=False)) == 0

@@ -41,8 +41,8 @@ def work(run, out, format="safetensors", **more):
 def test_the_export_is_printed_with_its_parity(run, tmp_path, capsys):
     assert work(run, tmp_path / "a") == 0
     printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "safetensors of run, step-00000012" in printed and f"exported: {tmp_path / 'a'}" in printed
-    assert "of the largest (limit 0.0001) on 32 validation images" in printed and "a/README.md" in printed
+    assert "run, step-00000012 as safetensors" in printed and f"exported: {tmp_path / 'a'}" in printed
+    assert "of the largest logit (limit 0.0001) on 32 validation images" in printed and "a/README.md" in printed
 
 
 def test_json_is_the_only_output_on_stdout(run, tmp_path, capsys):

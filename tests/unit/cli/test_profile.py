@@ -141,7 +141,7 @@ def seen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 def test_stages_are_printed_per_step_with_the_residual(seen) -> None:
     """0.8 s of 40 steps: the stages share 95 % of it."""
     shown = seen(profile())
-    assert "A step of 20 ms: the mean of 40 counted steps of rank 0" in shown
+    assert "20 ms per step: the mean of 40 measured steps on rank 0" in shown
     rows = [line for line in shown if line.startswith(("backward", "data wait", "forward", "not attributed"))]
     assert rows == [
         "backward | 10 ms | 50.0 % | 400 ms",

@@ -533,7 +533,7 @@ def test_the_table_has_a_row_for_every_second(now: FakeTime) -> None:
         "forward                 2.000     2.000   30.8%\n"
         "backward                4.000     4.000   61.5%\n"
         "residual                0.500              7.7%\n"
-        "= 2 counted steps       6.500            100.0%\n"
+        "= 2 measured steps       6.500            100.0%\n"
         "warm-up                 3.250\n"
         "pause: evaluate      1200.000\n"
         "after the last step     1.500\n"

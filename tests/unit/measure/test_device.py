@@ -281,7 +281,7 @@ def test_the_device_is_asked_once_in_a_step(stream: FakeStream, stages: tuple[st
 def test_a_device_that_is_done_when_a_step_without_an_optimizer_ends_is_starved(
     events: CudaEventTimer, stream: FakeStream
 ) -> None:
-    """Of four counted steps, the device was ahead of the host in one; how logging ends is not asked."""
+    """Of four measured steps, the device was ahead of the host in one; how logging ends is not asked."""
     for counted, done in ((False, True), (True, False), (True, True), (True, False), (True, False)):
         start = events.begin("train")
         stream.queue(1000.0)

@@ -171,7 +171,7 @@ def test_stages_and_residual_add_up_to_the_step(
     rates = ThroughputResult(images_per_s=100.0, spread=(90.0, 110.0), n=4, excluded_s=1.0)
     show_result(result(stages=stages, account=account, throughput=rates), RunDir(tmp_path), as_json=False, verbose=True)
     lines = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
-    first = lines.index("A step of 20 ms: the mean of 40 counted steps of rank 0")
+    first = lines.index("20 ms per step: the mean of 40 measured steps on rank 0")
     assert [line for line in lines[first:] if " % " in line] == [
         "backward 10 ms 50.0 % 400 ms",
         "exposed communication 5 ms 25.0 % 200 ms",

@@ -15,7 +15,7 @@ from paceline.core.statistics import Interval
 class ParityResult(ResultModel):
     """Whether a rung trains to the same loss as the rung below it, on the same samples in the same order."""
 
-    loss: MeasuredFloat  # mean over the counted steps
+    loss: MeasuredFloat  # mean over the measured steps
     loss_below: MeasuredFloat
     gap: Interval  # loss / loss below - 1, over pairs of runs
     tolerance: MeasuredFloat
@@ -43,7 +43,7 @@ class RungResult(ResultModel):
     stages: dict[str, MeasuredFloat] = Field(default_factory=dict)  # device seconds per step, which may overlap
     step_s: MeasuredFloat | None = None
     epoch_s: MeasuredFloat | None = None  # training alone, without evaluations
-    steps_s: MeasuredFloat | None = None  # the counted steps
+    steps_s: MeasuredFloat | None = None  # the measured steps
     startup_s: MeasuredFloat | None = None  # from the start of the process to the first step, including `compile_s`
     compile_s: MeasuredFloat | None = None
     prepare_s: MeasuredFloat = 0.0  # spent once on data
@@ -92,7 +92,7 @@ class ScalePoint(ResultModel):
     efficiency: Interval | None = None  # images/s per rank over that of the fewest ranks, in pairs of runs of one round
     speedup: Interval | None = None  # ranks times the efficiency
     epoch_s: MeasuredFloat | None = None  # training alone, without evaluations
-    steps_s: MeasuredFloat | None = None  # the counted steps of a short run
+    steps_s: MeasuredFloat | None = None  # the measured steps of a short run
     exposed_s: MeasuredFloat | None = None  # seconds per step of waiting for gradients
     exposed_share: MeasuredFloat | None = None  # of a step
     straggler_share: MeasuredFloat | None = None  # share lost to the latest rank
@@ -134,7 +134,7 @@ class ScaleResult(ResultModel):
     mode: Literal["weak", "strong", "batch"]  # constant batch per rank, constant global batch, or batch sizes
     recipe: str
     recipe_hash: str
-    steps: int  # counted steps per run; 0 for whole runs
+    steps: int  # measured steps per run; 0 for whole runs
     warmup_steps: int
     repeats: int  # rounds, with a seed each for whole runs
     points: tuple[ScalePoint, ...] = ()
@@ -239,7 +239,7 @@ class SweepResult(ResultModel):
     recipe: str
     recipe_hash: str
     ranks: int
-    steps: int  # counted steps per run
+    steps: int  # measured steps per run
     warmup_steps: int
     repeats: int  # runs per value
     points: tuple[SweepPoint, ...]

@@ -41,7 +41,7 @@ class StepRecord:
 
     `top1` and `top5`, shares from 0 to 1, are of the training batches since then; None unless `train.accuracy` is on.
     `trained_s` is in seconds. `stage_shares` has rank 0's shares of step time by stage since then, from 0 to 1; empty
-    without a counted step.
+    without a measured step.
     """
 
     step: int

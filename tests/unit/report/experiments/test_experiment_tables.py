@@ -51,7 +51,7 @@ def test_seconds_of_an_epoch_and_of_the_counted_steps_are_in_both_tables(made):
     point = made.scale().points[1].model_copy(update={"epoch_s": 33.1, "steps_s": 5.1, "speedup": made.around(1.92)})
     batch = made.batches().batches[0].model_copy(update={"epoch_s": 25.8})
     for result, name, found, expected in (
-        (made.ladder(), "rungs", rung, {"per epoch": "1 min 18 s", "counted steps": "12.0 s"}),
+        (made.ladder(), "rungs", rung, {"per epoch": "1 min 18 s", "measured steps": "12.0 s"}),
         (made.scale(), "points", point, {"per epoch": "33.1 s", "speed-up": "2.00x"}),
         (made.batches(), "batches", batch, {"per epoch": "25.8 s"}),
     ):
