@@ -533,7 +533,7 @@ def test_the_table_has_a_row_for_every_second(now: FakeTime) -> None:
         "forward                 2.000     2.000   30.8%\n"
         "backward                4.000     4.000   61.5%\n"
         "residual                0.500              7.7%\n"
-        "= 2 measured steps       6.500            100.0%\n"
+        "= 2 measured steps      6.500            100.0%\n"
         "warm-up                 3.250\n"
         "pause: evaluate      1200.000\n"
         "after the last step     1.500\n"
@@ -542,7 +542,7 @@ def test_the_table_has_a_row_for_every_second(now: FakeTime) -> None:
 
 
 def test_the_table_of_no_steps_is_a_table() -> None:
-    assert NullClock().drain().table().splitlines()[3].split() == ["=", "0", "counted", "steps", "0.000", "0.0%"]
+    assert NullClock().drain().table().splitlines()[3].split() == ["=", "0", "measured", "steps", "0.000", "0.0%"]
 
 
 def test_a_clock_for_a_device_that_is_not_there_is_refused() -> None:
