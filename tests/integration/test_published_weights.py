@@ -157,7 +157,7 @@ def test_a_transformer_at_another_size_trains_the_same_on_two_ranks_and_resumed(
         one = paceline(*args, "--run-dir", "one", "--json", **environ).result
     notes = json.loads((tmp_path / "one/plan.json").read_text())["notes"]
     assert any("images of 160 px, bicubic, whole images, mean [0.5, 0.5, 0.5]" in note for note in notes)
-    assert any("150 tensors of 152; the classifier starts fresh (1000 -> 10 classes)" in note for note in notes)
+    assert any("loaded 150 of 152 tensors; the classifier starts fresh (1000 -> 10 classes)" in note for note in notes)
     last = "checkpoints/step-00000002/model.safetensors"
     assert load_file(tmp_path / "one" / last)["pos_embed"].shape == (1, 1 + 100, 192)
     assert paceline(*args, "--ranks", "2", "--run-dir", "two", **environ).code == 0

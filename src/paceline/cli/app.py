@@ -111,7 +111,7 @@ def _verb(
 def paceline(
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version.")] = False,
     show_completion: Annotated[
-        str | None, typer.Option(metavar="bash|fish|zsh", help="Print the completion script of that shell.")
+        str | None, typer.Option(metavar="bash|fish|zsh", help="Print the completion script for this shell.")
     ] = None,
 ) -> None:
     """Train image classifiers in PyTorch, from one CPU core to a Slurm cluster, and see where every second goes."""
@@ -207,7 +207,7 @@ def predict(options: PredictOptions) -> int:
 
 @_verb("paceline export runs/digits-20261121-101500 --format onnx --out digits.onnx", panel=_TRAIN)
 def export(options: ExportOptions) -> int:
-    """Export a run's model for other programs, and check that its outputs match."""
+    """Export a run's model for other programs, and check its outputs against PyTorch's."""
     note_duplicate_work("export")
     from paceline.cli.export import export as work
 
@@ -248,7 +248,7 @@ def ladder(options: LadderOptions) -> int:
 
 @_verb("paceline tune folder data.source.root=~/photos", panel=_SPEED)
 def tune(options: TuneOptions) -> int:
-    """Find the settings that train a recipe fastest on this machine and reach the same loss, and write a recipe."""
+    """Find the settings that train a recipe fastest on this machine at the same loss, and save them as a recipe."""
     from paceline.cli.tune import tune as work
 
     return work(options)
@@ -256,7 +256,7 @@ def tune(options: TuneOptions) -> int:
 
 @_verb("paceline scale cifar10-resnet18 --ranks 1,2,4 --mode strong", panel=_SCALE)
 def scale(options: ScaleOptions) -> int:
-    """Measure how fast a recipe trains on more ranks and nodes."""
+    """Measure how training speed changes with the number of ranks and nodes."""
     from paceline.cli.scale import scale as work
 
     return work(options)

@@ -68,8 +68,8 @@ def show_export(exported: "ExportResult", checkpoint: Path, *, format: str, as_j
         *exported.facts,
         (
             "parity",
-            f"logits differ from PyTorch's by at most {parity.difference:.2g} of the largest logit (limit {PARITY_TOLERANCE:g}) on "
-            f"{parity.num_images} {parity.of}; the same top-5 on {parity.top5}",
+            f"logits differ from PyTorch's by at most {parity.difference:.2g} of the largest logit (limit "
+            f"{PARITY_TOLERANCE:g}) on {parity.num_images} {parity.of}; the same top-5 on {parity.top5}",
         ),
         ("size", size(exported.num_bytes)),
     ]

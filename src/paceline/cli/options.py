@@ -60,18 +60,18 @@ Source = Annotated[
     str | None,
     _argument(
         metavar="SRC",
-        help="A folder of images, a .csv list, a .pack file or its URL, or a recipe's name, file or run. "
-        "[default: digits]",
+        help="A folder of images, a .csv list, a .pack file or its URL, or a recipe name, recipe file or run "
+        "directory. [default: digits]",
     ),
 ]
 Ranks = Annotated[
     str,
     typer.Option(
-        metavar="N|auto", help="Ranks (processes) to start on this machine; auto: one per GPU, or a single rank."
+        metavar="N|auto", help="Ranks (processes) to start on this machine; auto: one per GPU, or 1 without GPUs."
     ),
 ]
 Oversubscribe = Annotated[
-    bool, _flag("--oversubscribe", help="Remove the limit on ranks (16 or 4 per CPU core, whichever is higher).")
+    bool, _flag("--oversubscribe", help="Remove the limit on ranks (16, or 4 per CPU core if that is more).")
 ]
 Port = Annotated[
     int, typer.Option(min=0, max=65535, metavar="PORT", help="Rendezvous port of local ranks; 0 picks a free one.")
@@ -129,9 +129,9 @@ class TrainOptions:
 
     args: RecipeArgs = field(default_factory=list)
     ranks: Ranks = "auto"
-    run_dir: Annotated[Path | None, _folder_option(help="Run directory to write.", show_default="runs/RECIPE-TIME")] = (
-        None
-    )
+    run_dir: Annotated[
+        Path | None, _folder_option(help="Run directory to create.", show_default="runs/RECIPE-TIME")
+    ] = None
     resume: Annotated[bool, _flag("--resume", help="Resume from the newest checkpoint.")] = False
     dry_run: Annotated[bool, _flag("--dry-run", help="Check everything and print the plan, without training.")] = False
     own_code: OwnCode = False
@@ -205,9 +205,7 @@ class ExportOptions:
     ] = False
     image_size: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Height and width of the input images.", show_default="as in evaluation"
-        ),
+        typer.Option(min=1, metavar="N", help="Height and width of the input images.", show_default="as in evaluation"),
     ] = None
     own_code: OwnCode = False
     as_json: AsJson = False
@@ -269,7 +267,8 @@ class DataPackOptions:
     src: Annotated[
         str,
         typer.Argument(
-            metavar="SRC", help="A folder of images, a .csv list, a .pack file, or a recipe's name, file or run."
+            metavar="SRC",
+            help="A folder of images, a .csv list, a .pack file, or a recipe name, recipe file or run directory.",
         ),
     ]
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, or folder for shards or an LMDB.")]
@@ -280,7 +279,7 @@ class DataPackOptions:
         typer.Option(
             min=1,
             metavar="PX",
-            help="Downscale images to this short side, if theirs is longer, and re-encode them as JPEG.",
+            help="Downscale images whose short side is longer to this, and re-encode them as JPEG.",
         ),
     ] = None
     quality: Annotated[
@@ -367,7 +366,7 @@ class SubmitOptions:
             metavar="[COMMAND] RECIPE|KEY=VALUE [-- OPTIONS]",
             help="What the job runs: train (the default), eval, profile, ladder, tune, scale or batch-study, with its "
             "arguments. Options of that command come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE change "
-            "settings of the cluster.",
+            "settings of the cluster, such as the account.",
         ),
     ] = field(default_factory=list)
     engine: Annotated[
@@ -379,7 +378,7 @@ class SubmitOptions:
     nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of nodes.")] = 1
     gpus_per_node: Annotated[int, typer.Option(min=0, metavar="N", help="GPUs per node.")] = 0
     ranks_per_node: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ranks per node.", show_default="one per GPU, or one")
+        int | None, typer.Option(min=1, metavar="N", help="Ranks per node.", show_default="one per GPU, or 1")
     ] = None
     site: Annotated[
         str | None,
@@ -435,7 +434,7 @@ class ProfileOptions:
     args: RecipeArgs = field(default_factory=list)
     ranks: Ranks = "auto"
     run_dir: Annotated[
-        Path | None, _folder_option(help="Folder to write.", show_default="runs/profile-RECIPE-TIME")
+        Path | None, _folder_option(help="Folder to create.", show_default="runs/profile-RECIPE-TIME")
     ] = None
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps to measure, after measure.warmup_steps.")] = 40
     repeats: Annotated[
@@ -471,7 +470,7 @@ class LadderOptions:
     recipe: Annotated[
         str | None, typer.Option(metavar="RECIPE", help="Recipe to start from.", show_default="the ladder's")
     ] = None
-    run_dir: Annotated[Path | None, _folder_option(help="Folder to write.", show_default="runs/ladder-NAME-TIME")] = (
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/ladder-NAME-TIME")] = (
         None
     )
     steps: Annotated[
@@ -495,7 +494,10 @@ class ScaleOptions:
 
     args: RecipeArgs = field(default_factory=list)
     ranks: Annotated[
-        str, typer.Option(metavar="N,N|auto", help="Numbers of ranks, per node; auto: 1, 2, 4, ... up to all.")
+        str,
+        typer.Option(
+            metavar="N,N|auto", help="Numbers of ranks per node to measure; auto: 1, 2, 4, ... up to all GPUs or cores."
+        ),
     ] = "auto"
     nodes: Annotated[
         str | None,
@@ -515,9 +517,12 @@ class ScaleOptions:
     ] = None
     accuracy: Annotated[bool, _flag("--accuracy", help="Train to the end, and report accuracy too.")] = False
     seeds: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --accuracy: full runs of each case.", show_default="3")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="With --accuracy: full runs per case, each with its own seed.", show_default="3"
+        ),
     ] = None
-    run_dir: Annotated[Path | None, _folder_option(help="Folder to write.", show_default="runs/scale-RECIPE-TIME")] = (
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/scale-RECIPE-TIME")] = (
         None
     )
     task: Task = None
@@ -564,16 +569,20 @@ class BatchStudyOptions:
     ] = None
     target: Annotated[
         float | None,
-        typer.Option(metavar="ACCURACY", help="Target accuracy to time, such as 0.75.", show_default="the recipe's"),
+        typer.Option(
+            metavar="ACCURACY",
+            help="Measure the time to reach this accuracy, such as 0.75.",
+            show_default="the recipe's",
+        ),
     ] = None
-    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Full runs of each case.")] = 3
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Full runs per case, each with its own seed.")] = 3
     ranks: Ranks = "auto"
     nodes: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Nodes of a Slurm allocation to train on, with --ranks on each."),
     ] = None
     run_dir: Annotated[
-        Path | None, _folder_option(help="Folder to write.", show_default="runs/batch-study-RECIPE-TIME")
+        Path | None, _folder_option(help="Folder to create.", show_default="runs/batch-study-RECIPE-TIME")
     ] = None
     task: Task = None
     own_code: OwnCode = False
@@ -618,7 +627,7 @@ class PredictScalingOptions:
         float | None,
         typer.Option(
             metavar="N",
-            help="Images of the full run.",
+            help="Images to train on in the full run, over all epochs.",
             show_default="one epoch of RUN; with --points, the table's largest",
         ),
     ] = None
@@ -674,12 +683,14 @@ class TuneOptions:
 
     args: RecipeArgs = field(default_factory=list)
     ranks: Ranks = "auto"
-    run_dir: Annotated[Path | None, _folder_option(help="Folder to write.", show_default="runs/tune-RECIPE-TIME")] = (
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/tune-RECIPE-TIME")] = (
         None
     )
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps to measure in the shortest runs.")] = 20
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Steps to measure per run in the first, shortest round.")
+    ] = 20
     repeats: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Pairs of runs that decide whether a setting is kept.")
+        int, typer.Option(min=1, metavar="N", help="Number of pairs of runs after which a setting is kept or not.")
     ] = 3
     vary: Annotated[
         list[str], _option(metavar="KEY=V,V", help="Search only these values of a field; can be repeated.")
@@ -714,9 +725,8 @@ class CompareOptions:
         list[str],
         _option(
             metavar="[METRIC=]VALUE",
-            help="Exit with code 1 if a value of a later group is below VALUE. METRIC: speedup (the default), "
-            "images_per_s, the accuracy that --metric names, such as top1, or gap (that accuracy minus the first "
-            "group's); can be repeated.",
+            help="Exit with code 1 if METRIC is below VALUE in any group but the first. METRIC is speedup (default), "
+            "images_per_s, the name given to --metric, or gap (that metric minus the first group's); can be repeated.",
         ),
     ] = field(default_factory=list)
     out: Annotated[

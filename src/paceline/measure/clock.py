@@ -46,10 +46,10 @@ class ClockSummary:
 
     `n` measured steps took `wall_s` and trained `images` images. Not included: `warmup_s`, the first steps; `pauses`,
     seconds by name; `unfinished_s`, the time since the last step. `step_s` is the wall clock of each measured step, of
-    at most the last 100,000. `recent` has the device seconds of each stage in each of the last `RECENT_STEPS` counted
-    steps, oldest first, 0 if a step had no such stage; `after_pause` says for these steps whether a pause lay in them
-    or just before. `starved` is the share of measured steps at whose optimizer (else at whose end) the GPU had no queued
-    work left: a lower bound, and 0 on a CPU. `cpu` are the CPU times of the measured steps, None if unknown. `has_run`
+    at most the last 100,000. `recent` has the device seconds of each stage in each of the last `RECENT_STEPS` of them,
+    oldest first, 0 if a step had no such stage; `after_pause` says for these steps whether a pause lay in them or just
+    before. `starved` is the share of steps at whose optimizer (else at whose end) the GPU had no queued work left: a
+    lower bound, and 0 on a CPU. `cpu` are the CPU times of the measured steps, None if unknown. `has_run`
     is False for a clock that is off.
     """
 

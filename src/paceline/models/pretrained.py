@@ -65,7 +65,7 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     with torch.no_grad():  # copy_ converts dtype and device
         for key in wanted.keys() - reinitialized.keys():
             wanted[key].copy_(given[key])
-    sentence = f"{len(wanted) - len(reinitialized)} tensors of {len(wanted)}"
+    sentence = f"loaded {len(wanted) - len(reinitialized)} of {len(wanted)} tensors"
     resampled = _list_resampled(before, given, skipped={*summed, *reinitialized})
     return "; ".join(
         [sentence, *summed.values(), *sorted(set(reinitialized.values())), *_describe_resampled(resampled)]

@@ -105,16 +105,16 @@ def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...], mod
     # field in another section, a typing error.
     if loc and loc[-1] == IMPORT_PATH_FORM:
         section = path.rpartition(".")[0]
-        return f"is not a field (one of {', '.join(known)}; arguments of your own code are {section}.args.{leaf})"
+        return f"no such field (one of {', '.join(known)}; arguments of your own code are {section}.args.{leaf})"
     if owners:
         chosen, fields = loc[-1], ", ".join(known)
         return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
     if (synonym := _SYNONYMS.get(leaf)) in known:
-        return f"is not a field (did you mean {synonym!r}?)"
+        return f"no such field (did you mean {synonym!r}?)"
     elsewhere = paths_of(leaf) if leaf != "name" and model is Recipe else []
     if elsewhere:
-        return f"is not a field (did you mean {' or '.join(map(repr, elsewhere))}?)"
-    return "is not a field" + (suggest_similar(leaf, known) or f" (one of {', '.join(known)})")
+        return f"no such field (did you mean {' or '.join(map(repr, elsewhere))}?)"
+    return "no such field" + (suggest_similar(leaf, known) or f" (one of {', '.join(known)})")
 
 
 def _expected_value(detail: ErrorDetails) -> str:

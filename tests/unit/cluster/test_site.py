@@ -81,14 +81,14 @@ def test_the_ranks_of_a_whole_node_share_its_cpus(ranks: int, printed: tuple[str
 
 
 BAD = {
-    "an unknown engine": ("lsf: {queue: a}", "site.yaml:1: lsf: is not a field (one of slurm, kubernetes)"),
+    "an unknown engine": ("lsf: {queue: a}", "site.yaml:1: lsf: no such field (one of slurm, kubernetes)"),
     "a misspelled field": (
         "slurm:\n  acount: me",
-        "site.yaml:2: slurm.acount: is not a field (did you mean 'account'?)",
+        "site.yaml:2: slurm.acount: no such field (did you mean 'account'?)",
     ),
     "an unknown field below": (
         "slurm:\n  container: {runtime: apptainer, image: a, mount: b}",
-        "site.yaml:2: slurm.container.mount: is not a field (did you mean 'mounts'?)",
+        "site.yaml:2: slurm.container.mount: no such field (did you mean 'mounts'?)",
     ),
     "no length of time": ("slurm: {time: 02:00:00}", "site.yaml:1: slurm.time: '02:00:00'"),
     "a length of training": ("slurm: {time: 5ep}", "site.yaml:1: slurm.time: '5ep'"),
@@ -122,7 +122,7 @@ def test_an_invalid_field_is_refused_with_its_line(write, text: str, message: st
 
 
 def test_an_invalid_override_is_refused_with_its_field():
-    with pytest.raises(RecipeError, match=r"^slurm\.acount: is not a field"):
+    with pytest.raises(RecipeError, match=r"^slurm\.acount: no such field"):
         load_site(None, ("slurm.acount=me",))
     with pytest.raises(RecipeError, match=r"^slurm\.cpus_per_rank: 0 should be "):
         load_site(None, ("slurm.cpus_per_rank=0",))

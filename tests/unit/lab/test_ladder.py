@@ -329,7 +329,7 @@ def test_a_first_rung_that_fails_ends_the_ladder_with_its_exit_code(climbing):
         ({"ranks": 4}, LadderHardware(0, 2, 1), "needs 4 cores (2 here)"),
         ({"ranks": 2}, LadderHardware(1, 8, 1), "needs 2 GPUs (1 here)"),
         ({"set": {"seed": 0}}, LadderHardware(0, 2, 1), "changes nothing: base already has all of it on this machine"),
-        ({"set": {"train.precison": "bf16"}}, LadderHardware(0, 2, 1), "train.precison: is not a field"),
+        ({"set": {"train.precison": "bf16"}}, LadderHardware(0, 2, 1), "train.precison: no such field"),
         ({"ranks": 2, "set": {"data.batch_size": 3}}, LadderHardware(0, 2, 1), "data.batch_size: 3 does not divide"),
     ],
 )

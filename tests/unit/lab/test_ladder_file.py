@@ -76,7 +76,7 @@ def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("recipe: d\nrungs:\n  - name: a\n  - name: b\n    explain: x\n", ":5: rungs[1].explain: is not a field (did"),
+        ("recipe: d\nrungs:\n  - name: a\n  - name: b\n    explain: x\n", ":5: rungs[1].explain: no such field (did"),
         (
             "recipe: d\nrungs:\n  - name: a\n    expects: [foward]\n",
             ":4: rungs[0].expects[0]: 'foward' is not a stage (did",
@@ -86,7 +86,7 @@ def test_a_recipe_file_is_looked_for_beside_the_ladder(written, tmp_path):
         ("recipe: d\nrungs: []\n", ":2: rungs: [] should have at least 1 value"),
         ("rungs: [{name: a}]\n", ":1: recipe: is needed (set recipe="),
         ("recipe: d\nrungs: [{name: a}, {name: a}]\n", ":1: rungs: two are called 'a' (rename one)"),
-        ("recipe: d\nstep: 3\nrungs: [{name: a}]\n", ":2: step: is not a field (did you mean 'steps'?)"),
+        ("recipe: d\nstep: 3\nrungs: [{name: a}]\n", ":2: step: no such field (did you mean 'steps'?)"),
         ("recipe: d\nsteps: 0\nrungs: [{name: a}]\n", ":2: steps: 0 should be greater than 0"),
         (
             "recipe: d\nrungs:\n  - name: a\n  - name: b\n    set: {optim.lr: 0.4}\n",

@@ -345,7 +345,7 @@ def test_a_grid_counts_what_excludes_each_other_once(tmp_path: Path) -> None:
             r"the least accurate \(train one run per value, .* with paceline compare\)$",
         ),
         ("optim.layer_decay=0.5,off", "optim.layer_decay changes what is learned, too"),
-        ("optim.learning_rate=1", "optim.learning_rate: is not a field"),
+        ("optim.learning_rate=1", "optim.learning_rate: no such field"),
         ("schedule.final=0.1", "schedule.final changes what is learned"),
         ("train.label_smoothing=0,0.1", "train.label_smoothing changes what is learned"),
         ("data.batch_size=64,256", "--allow-batch"),

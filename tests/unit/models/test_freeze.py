@@ -165,9 +165,11 @@ def test_a_classifier_that_starts_fresh_must_be_trained(tmp_path) -> None:
         "model.freeze: the classifier starts fresh (4 -> 5 classes), but 'classifier.weight' is frozen "
         "(leave it out of model.freeze)"
     )
-    assert load_weights(build(frozen, num_classes=4), path, NAME) == "102 tensors of 102"
+    assert load_weights(build(frozen, num_classes=4), path, NAME) == "loaded 102 of 102 tensors"
     backbone = section.model_copy(update={"freeze": "backbone"})
-    assert load_weights(build(backbone, num_classes=5), path, NAME).startswith("100 tensors of 102; the classifier")
+    assert load_weights(build(backbone, num_classes=5), path, NAME).startswith(
+        "loaded 100 of 102 tensors; the classifier"
+    )
 
 
 @pytest.mark.parametrize(

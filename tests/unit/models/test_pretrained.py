@@ -63,7 +63,7 @@ def test_every_tensor_of_a_file_of_the_same_network_is_loaded(tmp_path, suffix):
     else:
         torch.save(source.state_dict(), path)
     num_tensors = len(state(model))
-    assert load_weights(model, str(path), NAME) == f"{num_tensors} tensors of {num_tensors}"
+    assert load_weights(model, str(path), NAME) == f"loaded {num_tensors} of {num_tensors} tensors"
     assert equal_keys(model, state(source)) == set(state(source))
 
 
@@ -90,7 +90,7 @@ def test_a_classifier_of_other_classes_alone_stays_fresh(tmp_path, name):
     assert 1 <= len(kept) <= 2
     assert kept <= equal_keys(model, fresh)
     assert equal_keys(model, state(source)) == set(fresh) - kept
-    expected = f"{len(fresh) - len(kept)} tensors of {len(fresh)}; the classifier starts fresh (7 -> 5 classes)"
+    expected = f"loaded {len(fresh) - len(kept)} of {len(fresh)} tensors; the classifier starts fresh (7 -> 5 classes)"
     assert sentence == expected
 
 
@@ -103,7 +103,7 @@ def test_two_classifiers_of_a_distilled_network_both_stay_fresh(tmp_path):
     source, model = distilled(9), distilled(2)
     path = tmp_path / "weights.pth"
     torch.save(source.state_dict(), path)
-    assert load_weights(model, str(path), "x") == "2 tensors of 6; the classifier starts fresh (9 -> 2 classes)"
+    assert load_weights(model, str(path), "x") == "loaded 2 of 6 tensors; the classifier starts fresh (9 -> 2 classes)"
     assert torch.equal(model["body"].weight, source["body"].weight)
 
 
@@ -165,7 +165,7 @@ def test_the_auxiliary_outputs_of_torchvisions_files_are_left_out(tmp_path, auxi
     model = nn.Sequential(nn.Linear(2, 2))
     path = tmp_path / "weights.pth"
     torch.save({**model.state_dict(), auxiliary: torch.zeros(3)}, path)
-    assert load_weights(model, str(path), "torchvision:googlenet") == "2 tensors of 2"
+    assert load_weights(model, str(path), "torchvision:googlenet") == "loaded 2 of 2 tensors"
 
 
 def test_another_network_is_refused_by_its_first_missing_tensor(tmp_path):

@@ -25,27 +25,27 @@ AUGMENTS = (
 )
 
 UNKNOWN_KEYS = [
-    (["sed=1"], "sed: is not a field (did you mean 'seed'?)"),
-    (["dat.batch_size=3"], "dat: is not a field (did you mean 'data'?)"),
-    (["data.batchsize=3"], "data.batchsize: is not a field (did you mean 'batch_size'?)"),
-    (["data.source.nme=3"], "data.source.nme: is not a field (did you mean 'name'?)"),
-    (["data.source={name: synthetic, channel: 1}"], "data.source.channel: is not a field (did you mean 'channels'?)"),
-    (["optim.momentun=1"], "optim.momentun: is not a field (did you mean 'momentum'?)"),
-    (["optim.name=adam", "optim.beta=1"], "optim.beta: is not a field (did you mean 'betas'?)"),
+    (["sed=1"], "sed: no such field (did you mean 'seed'?)"),
+    (["dat.batch_size=3"], "dat: no such field (did you mean 'data'?)"),
+    (["data.batchsize=3"], "data.batchsize: no such field (did you mean 'batch_size'?)"),
+    (["data.source.nme=3"], "data.source.nme: no such field (did you mean 'name'?)"),
+    (["data.source={name: synthetic, channel: 1}"], "data.source.channel: no such field (did you mean 'channels'?)"),
+    (["optim.momentun=1"], "optim.momentun: no such field (did you mean 'momentum'?)"),
+    (["optim.name=adam", "optim.beta=1"], "optim.beta: no such field (did you mean 'betas'?)"),
     (
         ["optim.name=adam", "optim.momentum=1"],
         f"optim.momentum: has no effect with adam, only with {WITH_MOMENTUM} (adam has {OF_ADAM})",
     ),
-    (["schedule.warmupp=1ep"], "schedule.warmupp: is not a field (did you mean 'warmup'?)"),
-    (["data.augment=[rotate, {name: flip, pp: 1}]"], "data.augment[1].pp: is not a field (did you mean 'p'?)"),
-    (["train.stop={top: 0.5, top1: 0.5}"], "train.stop.top: is not a field (did you mean 'top1'?)"),
-    (["log.tensorbord=on"], "log.tensorbord: is not a field (did you mean 'tensorboard'?)"),
-    (["lr=0.1"], "lr: is not a field (did you mean 'optim.lr'?)"),
-    (["epochs=3"], "epochs: is not a field (did you mean 'train.epochs'?)"),
-    (["batch_size=3"], "batch_size: is not a field (did you mean 'data.batch_size'?)"),
-    (["train.lr=3"], "train.lr: is not a field (did you mean 'optim.lr'?)"),
-    (["train.warmup=3"], "train.warmup: is not a field (did you mean 'schedule.warmup' or 'train.ema.warmup'?)"),
-    (["log.xyz=on"], "log.xyz: is not a field (one of every, tensorboard, sinks, samples, worst, report)"),
+    (["schedule.warmupp=1ep"], "schedule.warmupp: no such field (did you mean 'warmup'?)"),
+    (["data.augment=[rotate, {name: flip, pp: 1}]"], "data.augment[1].pp: no such field (did you mean 'p'?)"),
+    (["train.stop={top: 0.5, top1: 0.5}"], "train.stop.top: no such field (did you mean 'top1'?)"),
+    (["log.tensorbord=on"], "log.tensorbord: no such field (did you mean 'tensorboard'?)"),
+    (["lr=0.1"], "lr: no such field (did you mean 'optim.lr'?)"),
+    (["epochs=3"], "epochs: no such field (did you mean 'train.epochs'?)"),
+    (["batch_size=3"], "batch_size: no such field (did you mean 'data.batch_size'?)"),
+    (["train.lr=3"], "train.lr: no such field (did you mean 'optim.lr'?)"),
+    (["train.warmup=3"], "train.warmup: no such field (did you mean 'schedule.warmup' or 'train.ema.warmup'?)"),
+    (["log.xyz=on"], "log.xyz: no such field (one of every, tensorboard, sinks, samples, worst, report)"),
 ]
 
 WRONG_VALUES = [
@@ -148,8 +148,8 @@ SEVERAL = [
     (["optim.lr=a", "seed=x"], "seed: 'x' should be a whole number; 1 more like this"),
     (["optim.lr=a", "seed=x", "model.width=b"], "seed: 'x' should be a whole number; 2 more like this"),
     (["data.mean=[a, b, c]"], "data.mean[0]: 'a' should be a number; 2 more like this"),
-    (["seed=x", "optim.momentun=1"], "optim.momentun: is not a field (did you mean 'momentum'?); 1 more like this"),
-    (["train.stop={top: 0.5}"], "train.stop.top: is not a field (did you mean 'top1'?); 1 more like this"),
+    (["seed=x", "optim.momentun=1"], "optim.momentun: no such field (did you mean 'momentum'?); 1 more like this"),
+    (["train.stop={top: 0.5}"], "train.stop.top: no such field (did you mean 'top1'?); 1 more like this"),
 ]
 
 

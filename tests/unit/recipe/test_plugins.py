@@ -304,7 +304,7 @@ def test_the_hash_counts_name_and_args() -> None:
             ["model.args.depth=3"],
             "model.args: has no effect on resnet18_cifar, only on models of timm and torchvision and your own",
         ),
-        (["optim.name=a:O", "optim.momentum=1"], "optim.momentum: is not a field (one of lr,"),
+        (["optim.name=a:O", "optim.momentum=1"], "optim.momentum: no such field (one of lr,"),
         (["optim.name=a:O", "optim.momentum=1"], "; arguments of your own code are optim.args.momentum)"),
         (["optim={name: 'a b:c', lr: 1}"], "optim.name: 'a b:c' is not an import path (write package.module:Name)"),
     ],
@@ -392,5 +392,5 @@ def test_a_mapping_extends_a_preset_and_overrides_win() -> None:
     loaded = load_values({"extends": "digits", "train": {"epochs": 2}}, Patch.parse(["seed=3"]), name="mine")
     assert (loaded.name, loaded.recipe.train.epochs, loaded.recipe.seed) == ("mine", 2, 3)
     assert loaded.recipe.optim == load("digits").recipe.optim
-    with pytest.raises(RecipeError, match=r"mine: train\.epochz: is not a field"):
+    with pytest.raises(RecipeError, match=r"mine: train\.epochz: no such field"):
         load_values({"extends": "digits", "train": {"epochz": 2}}, name="mine")

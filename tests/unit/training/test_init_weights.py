@@ -113,7 +113,7 @@ def test_a_file_is_recorded_with_its_digest(tmp_path: Path) -> None:
     save_file(model.state_dict(), path)
     other = build_model(Model(name=NAME, width=WIDTH), num_classes=4, channels=3)
     assert load_initial_weights(section(path), other, "") == InitialWeights(
-        f"model.weights: {path}: 102 tensors of 102",
+        f"model.weights: {path}: loaded 102 of 102 tensors",
         {"started_from": {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}},
     )
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in other.state_dict().items())
@@ -131,7 +131,7 @@ def test_a_run_gives_its_averaged_weights_if_it_evaluated_them(averaging: Path) 
         and all(torch.equal(tensor, kept[name]) for name, tensor in taken.items())
     )
     assert not all(torch.equal(tensor, raw[name]) for name, tensor in taken.items())
-    assert found.note == f"model.weights: {averaging}: the averaged weights of step-00000001: 102 tensors of 102"
+    assert found.note == f"model.weights: {averaging}: the averaged weights of step-00000001: loaded 102 of 102 tensors"
 
 
 def test_a_run_gives_its_weights_with_the_digest_of_its_result(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_run_gives_its_weights_with_the_digest_of_its_result(tmp_path: Path) -
     assert found.provenance["started_from"] == {
         "path": str(tmp_path / "a"), "checkpoint": "step-00000001", "sha256": result.weights_sha256
     }  # fmt: skip
-    assert found.note is not None and ": the weights of step-00000001: 102 tensors of 102" in found.note
+    assert found.note is not None and ": the weights of step-00000001: loaded 102 of 102 tensors" in found.note
     counters = {name for name in model_tensors(model) if name.endswith("num_batches_tracked")}
     raw = load_file(tmp_path / "a" / "checkpoints" / "step-00000001" / "model.safetensors")
     plain = {name: tensor for name, tensor in model_tensors(model).items() if name not in counters}
@@ -188,7 +188,7 @@ def test_a_run_with_other_classes_starts_from_it_and_records_that_on_resume(aver
     overrides = ("train.steps=2", f"model.weights={source}", "data.source.num_classes=3")
     whole = train(folder, *overrides)
     (note,) = (each for each in json.loads((folder / "plan.json").read_text())["notes"] if "model.weights" in each)
-    assert note.endswith("100 tensors of 102; the classifier starts fresh (4 -> 3 classes)")
+    assert note.endswith("loaded 100 of 102 tensors; the classifier starts fresh (4 -> 3 classes)")
     recorded = whole.provenance["started_from"]
     assert recorded["path"] == str(source) and recorded["checkpoint"] == "step-00000002"
     shutil.rmtree(source)
