@@ -111,7 +111,7 @@ def _verb(
 def paceline(
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version.")] = False,
     show_completion: Annotated[
-        str | None, typer.Option(metavar="bash|fish|zsh", help="Print the completion script for this shell.")
+        str | None, typer.Option(metavar="bash|fish|zsh", help="Print the completion script for the named shell.")
     ] = None,
 ) -> None:
     """Train image classifiers in PyTorch, from one CPU core to a Slurm cluster, and see where every second goes."""
@@ -240,7 +240,7 @@ def profile(options: ProfileOptions) -> int:
 
 @_verb("paceline ladder cpu data.source.root=~/cifar10", panel=_SPEED)
 def ladder(options: LadderOptions) -> int:
-    """Add settings one by one, and measure how much each one helps: keep it if it is faster, drop it if not."""
+    """Add settings one by one, and measure how much each one helps, and keep those that make training faster."""
     from paceline.cli.ladder import ladder as work
 
     return work(options)

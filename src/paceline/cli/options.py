@@ -279,7 +279,7 @@ class DataPackOptions:
         typer.Option(
             min=1,
             metavar="PX",
-            help="Downscale images whose short side is longer to this, and re-encode them as JPEG.",
+            help="Downscale images whose short side exceeds PX to PX, and re-encode them as JPEG.",
         ),
     ] = None
     quality: Annotated[
@@ -687,10 +687,14 @@ class TuneOptions:
         None
     )
     steps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Steps to measure per run in the first, shortest round.")
+        int,
+        typer.Option(min=1, metavar="N", help="Steps to measure per run in the first round; later rounds have more."),
     ] = 20
     repeats: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Number of pairs of runs after which a setting is kept or not.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Pairs of runs, with and without a setting, that decide whether to keep it."
+        ),
     ] = 3
     vary: Annotated[
         list[str], _option(metavar="KEY=V,V", help="Search only these values of a field; can be repeated.")
@@ -725,8 +729,8 @@ class CompareOptions:
         list[str],
         _option(
             metavar="[METRIC=]VALUE",
-            help="Exit with code 1 if METRIC is below VALUE in any group but the first. METRIC is speedup (default), "
-            "images_per_s, the name given to --metric, or gap (that metric minus the first group's); can be repeated.",
+            help="Exit with code 1 if METRIC is below VALUE in any group after the first. METRIC: speedup (default), "
+            "images_per_s, the one that --metric names, or gap (the latter minus the first group's). Repeatable.",
         ),
     ] = field(default_factory=list)
     out: Annotated[
