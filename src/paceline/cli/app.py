@@ -240,7 +240,7 @@ def profile(options: ProfileOptions) -> int:
 
 @_verb("paceline ladder cpu data.source.root=~/cifar10", panel=_SPEED)
 def ladder(options: LadderOptions) -> int:
-    """Add settings one by one, and measure how much each one helps, and keep those that make training faster."""
+    """Add settings one by one, measure how much each one helps, and keep those that make training faster."""
     from paceline.cli.ladder import ladder as work
 
     return work(options)
@@ -248,7 +248,7 @@ def ladder(options: LadderOptions) -> int:
 
 @_verb("paceline tune folder data.source.root=~/photos", panel=_SPEED)
 def tune(options: TuneOptions) -> int:
-    """Find the settings that train a recipe fastest on this machine at the same loss, and save them as a recipe."""
+    """Find the settings that make a recipe train fastest without a worse loss, and save them as a new recipe."""
     from paceline.cli.tune import tune as work
 
     return work(options)

@@ -158,7 +158,7 @@ class EvalOptions:
     classes: Annotated[bool, _flag("--classes", help="Show the accuracy of every class.")] = False
     metrics: Annotated[
         str | None,
-        typer.Option(metavar="NAME,...", help="Report these metrics too, such as f1,auroc (train.metrics)."),
+        typer.Option(metavar="NAME,...", help="Also report these metrics, such as f1,auroc."),
     ] = None
     out: Annotated[
         Path | None,
@@ -279,7 +279,7 @@ class DataPackOptions:
         typer.Option(
             min=1,
             metavar="PX",
-            help="Downscale images whose short side exceeds PX to PX, and re-encode them as JPEG.",
+            help="If an image's short side is longer than PX, scale it down to PX and re-encode it as JPEG.",
         ),
     ] = None
     quality: Annotated[
@@ -365,16 +365,11 @@ class SubmitOptions:
         _argument(
             metavar="[COMMAND] RECIPE|KEY=VALUE [-- OPTIONS]",
             help="What the job runs: train (the default), eval, profile, ladder, tune, scale or batch-study, with its "
-            "arguments. Options of that command come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE change "
-            "settings of the cluster, such as the account.",
+            "arguments. Options of that command come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE set "
+            "options of the job, such as the account.",
         ),
     ] = field(default_factory=list)
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="slurm|kubernetes", help="Scheduler.", show_default="slurm if sbatch is installed, else kubernetes"
-        ),
-    ] = None
+    engine: Annotated[str, typer.Option(metavar="slurm|kubernetes", help="Scheduler.")] = "slurm"
     nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of nodes.")] = 1
     gpus_per_node: Annotated[int, typer.Option(min=0, metavar="N", help="GPUs per node.")] = 0
     ranks_per_node: Annotated[
@@ -384,7 +379,7 @@ class SubmitOptions:
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="Settings of the cluster.",
+            help="File of defaults for jobs on this cluster.",
             show_default="$PACELINE_SITE, or ~/.config/paceline/site.yaml",
         ),
     ] = None
@@ -445,7 +440,9 @@ class ProfileOptions:
         _flag("--probes/--no-probes", help="Also measure runs with a part of the work removed, such as data loading."),
     ] = True
     trace: Annotated[bool, _flag("--trace", help="Write a Chrome trace of all ranks.")] = False
-    nvtx: Annotated[bool, _flag("--nvtx", help="Mark stages for Nsight Systems, and print its command.")] = False
+    nvtx: Annotated[
+        bool, _flag("--nvtx", help="Add NVTX ranges for the stages, and print the nsys command that records them.")
+    ] = False
     vary: Annotated[
         list[str],
         _option(metavar="KEY=V,V", help="Measure these values of a field, instead of probes; can be repeated."),
@@ -730,7 +727,7 @@ class CompareOptions:
         _option(
             metavar="[METRIC=]VALUE",
             help="Exit with code 1 if METRIC is below VALUE in any group after the first. METRIC: speedup (default), "
-            "images_per_s, the one that --metric names, or gap (the latter minus the first group's). Repeatable.",
+            "images_per_s, the accuracy chosen with --metric, or gap (that accuracy minus the first group's).",
         ),
     ] = field(default_factory=list)
     out: Annotated[
@@ -754,7 +751,7 @@ class ReportOptions:
     ] = False
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, metavar="PORT", help="Port of --follow.", show_default="a free one"),
+        typer.Option(min=0, max=65535, metavar="PORT", help="Port for --follow.", show_default="a free one"),
     ] = None
     as_json: AsJson = False
 

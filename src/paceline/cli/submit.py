@@ -106,7 +106,7 @@ class _JobFile:
 def submit(options: SubmitOptions) -> int:
     """Run `paceline submit`; return the exit code, with `--wait` that of the job."""
     request = parse_submit_args(options.args, own_code=options.own_code)
-    scheduler = _choose_engine(options.engine, os.environ)
+    scheduler = _check_engine(options.engine)
     site = _load_site(options.site, request.site, scheduler, os.environ)
     _refuse_without_effect(scheduler, options)
     shape = build_shape(request.verb, options)
@@ -136,14 +136,10 @@ def submit(options: SubmitOptions) -> int:
     return 0
 
 
-def _choose_engine(request: str | None, environ: Mapping[str, str]) -> str:
-    if request is None:
-        if shutil.which("sbatch", path=environ.get("PATH")) is None:
-            raise RecipeError("--engine: is required without sbatch (write --engine slurm or kubernetes)")
-        return "slurm"
-    if request not in _ENGINES:
-        raise RecipeError(f"--engine: {request!r} is not a scheduler (write slurm or kubernetes)")
-    return request
+def _check_engine(name: str) -> str:
+    if name not in _ENGINES:
+        raise RecipeError(f"--engine: {name!r} is not a scheduler (write slurm or kubernetes)")
+    return name
 
 
 def _load_site(name: str | None, args: Sequence[str], engine: str, environ: Mapping[str, str]) -> Site:

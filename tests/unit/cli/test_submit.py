@@ -178,10 +178,9 @@ def test_a_job_that_would_fail_is_refused_before_queueing(here: Path, words: lis
     assert list(here.iterdir()) == []
 
 
-def test_without_slurm_an_engine_has_to_be_named(here: Path, monkeypatch):
+def test_a_job_is_for_slurm_unless_told_otherwise(here: Path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert complaint("digits").startswith("--engine: is required without sbatch")
-    assert complaint("digits", engine="slurm") == "sbatch: is not on the PATH (submit where Slurm is)"
+    assert complaint("digits") == "sbatch: is not on the PATH (submit where Slurm is)"
     assert list(here.iterdir()) == []
 
 
