@@ -160,6 +160,10 @@ class EvalOptions:
         str | None,
         typer.Option(metavar="NAME,...", help="Report these metrics too, such as f1,auroc (train.metrics)."),
     ] = None
+    calibrate: Annotated[
+        bool,
+        _flag("--calibrate", help="Fit a temperature to the images, which predict and export then divide logits by."),
+    ] = False
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for the confusion matrix and the worst mistakes."),
