@@ -168,25 +168,13 @@ class _NamedInput(nn.Module):
         super().__init__()
         self.before = before
         self.network = network
-        self.after = nn.Identity() if temperature == 1.0 else _Division(temperature)
+        self._temperature = temperature
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return float32 logits."""
-        logits: Tensor = self.after(self.network(self.before(images)))
-        return logits
-
-
-class _Division(nn.Module):
-    """Divide logits by a temperature."""
-
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self._temperature = temperature
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """Return the divided logits."""
-        return logits / self._temperature
+        logits: Tensor = self.network(self.before(images))
+        return logits if self._temperature == 1.0 else logits / self._temperature
 
 
 class ExportFormat(ABC):
