@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
+from pydantic import ConfigDict, TypeAdapter
 from torch import Tensor
 
 from paceline.core.errors import DataError, PacelineError
-from paceline.core.json_file import ResultModel, read_json
+from paceline.core.json_file import ResultModel, read_limited
 from paceline.core.results import Calibration, EvalResult
 from paceline.core.run_dir import RunDir
 from paceline.training.checkpoint import weights_digest
@@ -28,6 +29,9 @@ class CheckpointTemperature(ResultModel):
     weights: str
     overrides: tuple[str, ...]
     calibration: Calibration
+
+
+_ENTRIES: Final = TypeAdapter(dict[str, CheckpointTemperature], config=ConfigDict(defer_build=True))
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -96,8 +100,8 @@ def write_temperature(rundir: RunDir, checkpoint: Path, calibration: Calibration
     entry = CheckpointTemperature(
         weights=weights_digest(checkpoint), overrides=tuple(overrides), calibration=calibration
     )
-    entries = _read_entries(rundir) | {checkpoint.name: entry.model_dump(mode="json")}
-    rundir.write_json(rundir.temperatures.name, entries)
+    entries = _read_entries(rundir) | {checkpoint.name: entry}
+    rundir.write_json(rundir.temperatures.name, _ENTRIES.dump_python(entries, mode="json"))
 
 
 def read_temperature(rundir: RunDir, checkpoint: Path) -> float | None:
@@ -106,22 +110,15 @@ def read_temperature(rundir: RunDir, checkpoint: Path) -> float | None:
     Raise `PacelineError` for a damaged file.
     """
     entry = _read_entries(rundir).get(checkpoint.name)
-    try:
-        known = None if entry is None else CheckpointTemperature.model_validate(entry)
-    except ValueError:
-        raise _damage(rundir, f"{checkpoint.name} has no temperature") from None
-    return known.calibration.temperature if known and known.weights == weights_digest(checkpoint) else None
+    return entry.calibration.temperature if entry and entry.weights == weights_digest(checkpoint) else None
 
 
-def _read_entries(rundir: RunDir) -> dict[str, Any]:
+def _read_entries(rundir: RunDir) -> dict[str, CheckpointTemperature]:
     try:
-        entries = read_json(rundir.temperatures)
+        return _ENTRIES.validate_json(read_limited(rundir.temperatures))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise _damage(rundir, error) from None
-    return entries if isinstance(entries, dict) else {}
-
-
-def _damage(rundir: RunDir, reason: object) -> PacelineError:
-    return PacelineError(f"{rundir.temperatures}: cannot be read: {reason} (remove it, and run eval with --calibrate)")
+        reason = str(error).splitlines()[0]
+        fix = "remove it, and run eval with --calibrate"
+        raise PacelineError(f"{rundir.temperatures}: cannot be read: {reason} ({fix})") from None
