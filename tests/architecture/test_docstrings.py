@@ -33,6 +33,7 @@ WITHOUT_UNIT = {
     "ece",
     "mean_class_accuracy",
     "gap",
+    "temperature",
     "epoch",
     "epochs",
     "mean",

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 ARGS = (
     "train",
@@ -85,6 +86,41 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
     events = reading.EventAccumulator(str(folder)).Reload()
     tags = [tag for tag in events.Tags()["scalars"] if tag != "images_per_s" and not tag.startswith("stages/")]
     return {(tag, event.step): event.value for tag in tags for event in events.Scalars(tag)}
+
+
+VIT = (
+    *("train", "synthetic", "model.name=timm:vit_tiny_patch16_224", "model.width=1"),
+    "model.args={depth: 2, embed_dim: 48, num_heads: 2}",
+    *("data.source.num_images=96", "data.source.num_val_images=8", "data.batch_size=4", "data.augment=[pad_crop,flip]"),
+    *("parallel.threads=1", "log.tensorboard=off", "log.report=off", "checkpoint.every=1st"),
+)
+
+
+def sized(pixels: int) -> tuple[str, str]:
+    return f"data.source.image_size={pixels}", f"data.image_size={pixels}"
+
+
+def test_a_vit_fine_tuned_at_160_px_resumes_exactly_on_one_rank_and_two(paceline, tmp_path: Path, lines_of) -> None:
+    """Its weights were trained at 96 px, so that the position embeddings are resampled, once and not on resume."""
+    trained = paceline(*VIT, *sized(96), "train.steps=2", "--run-dir", "pretrained", "--json").result
+    args = (*VIT, *sized(160), "model.weights=pretrained", "train.epochs=1", "log.every=1st", "optim.lr=0.01")
+    losses = []
+    for ranks in ("1", "2"):
+        whole, killed = tmp_path / f"whole-{ranks}", tmp_path / f"killed-{ranks}"
+        run = paceline(*args, "--ranks", ranks, "--run-dir", whole.name, "--json")
+        assert "resampled to the image size: pos_embed" in run.err
+        kill_after_a_checkpoint(paceline, killed, *args, "--ranks", ranks)
+        assert not (killed / "result.json").exists()
+        resumed = paceline(*args, "--ranks", ranks, "--run-dir", killed.name, "--resume", "--json").result
+        assert resumed["weights_sha256"] == run.result["weights_sha256"]
+        assert resumed["provenance"]["started_from"] == run.result["provenance"]["started_from"]
+        assert resumed["provenance"]["started_from"]["sha256"] == trained["weights_sha256"]
+        rows = [without_times(lines_of(each / "steps.jsonl")) for each in (whole, killed)]
+        assert rows[0] == rows[1] and len(rows[0]) == 24
+        losses.append([row["loss"] for row in rows[0]])
+        weights = load_file(whole / "checkpoints" / "step-00000024" / "model.safetensors")
+        assert weights["pos_embed"].shape == (1, 1 + 10 * 10, 48)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)  # the ranks' gradients are summed in another order
 
 
 def test_a_run_that_reached_its_target_takes_no_more_steps(paceline, tmp_path: Path) -> None:

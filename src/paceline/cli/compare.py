@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 from paceline.cli.options import CompareOptions
-from paceline.core.errors import PacelineError, RecipeError, suggest_similar
+from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
+from paceline.core.metric import MINIMIZED
 from paceline.core.results import printable_class_name
-from paceline.report.compare_model import METRICS, ComparedRun, CompareResult, read_compared_run
+from paceline.recipe.schema.train import METRICS, check_metric
+from paceline.report.compare_model import ComparedRun, CompareResult, read_compared_run
 from paceline.report.compare_page import build_compare_page
 from paceline.report.compare_runs import check_thresholds, compare_runs, parse_thresholds
 from paceline.report.render import render_html, render_markdown
@@ -16,6 +18,7 @@ from paceline.report.render_terminal import print_page
 
 _FORMATS = (".html", ".md", ".json")
 _BELOW_CODE = 1
+_METRICS = tuple(name for name in METRICS if name not in MINIMIZED)
 
 
 def compare(options: CompareOptions) -> int:
@@ -24,10 +27,7 @@ def compare(options: CompareOptions) -> int:
     `out` also gets the comparison, as its suffix says: .html, .md or .json.
     """
     metric, out = options.metric, options.out
-    if metric not in METRICS:
-        raise RecipeError(
-            f"--metric: {metric!r} is not known{suggest_similar(metric, METRICS)} (use {', '.join(METRICS)})"
-        )
+    _check_metric(metric)
     thresholds = parse_thresholds(options.fail_below, metric)
     if out is not None and out.suffix not in _FORMATS:
         raise RecipeError(f"--out: {out} has no known format (name a file ending in {', '.join(_FORMATS)})")
@@ -36,6 +36,12 @@ def compare(options: CompareOptions) -> int:
     if not folders:
         raise RecipeError("compare: no run was named (name two or more, such as runs/digits-*)")
     trained = [read_compared_run(folder, metric) for folder in folders]
+    if not any(run.evals for run in trained) and (measured := set[str]().union(*(run.columns for run in trained))):
+        known = [name for name in _METRICS if name in measured]
+        raise RecipeError(
+            f"--metric: no run has {metric}, from 0 to 1 (use {', '.join(known)}, or train with "
+            f"train.metrics=[{metric}])"
+        )
     result = compare_runs(trained, metric=metric, target=options.target, command=("paceline", *sys.argv[1:]))
     failures = check_thresholds(result, thresholds)
     result = result.model_copy(update={"failures": tuple(failures)})
@@ -48,6 +54,19 @@ def compare(options: CompareOptions) -> int:
     for failure in failures:
         print(f"below: {printable_class_name(failure)}", file=sys.stderr)
     return _BELOW_CODE if failures else 0
+
+
+def _check_metric(metric: str) -> None:
+    """Raise `RecipeError` unless `metric` is a metric of which more is better."""
+    try:
+        check_metric(metric)
+    except ValueError as error:
+        raise RecipeError(f"--metric: {error}") from None
+    if metric in MINIMIZED:
+        raise RecipeError(
+            f"--metric: {metric} is better if it is lower, and a target is reached from below (use one of "
+            f"{', '.join(_METRICS)})"
+        )
 
 
 def comparison_json(result: CompareResult) -> str:

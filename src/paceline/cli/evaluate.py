@@ -23,6 +23,7 @@ from paceline.recipe.schema.train import check_metric
 if TYPE_CHECKING:
     from paceline.core.dataset import Source
     from paceline.core.results import ClassCount, EvalReport
+    from paceline.inference.classifier import Classifier
 
 
 def evaluate(options: EvalOptions) -> int:
@@ -39,6 +40,7 @@ def evaluate(options: EvalOptions) -> int:
     if world.launcher == "single" and num_ranks > 1:
         return start_ranks(num_ranks, options.port, [])
     with notes:
+        from paceline.training.calibration import write_temperature
         from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
         from paceline.training.eval_outputs import discard, output_dir
         from paceline.training.eval_run import evaluate as work
@@ -50,7 +52,17 @@ def evaluate(options: EvalOptions) -> int:
     out_folder = expand_path(str(options.out)) if options.out and world.is_main else None
     with output_dir(out_folder) if out_folder else contextlib.nullcontext() as folder:
         keep = partial(_write_outputs, folder, path, options.overrides) if folder else discard
-        report = work(recipe, world, path, run_recipe=original, print_line=_print_note, write_report=keep)
+        report = work(
+            recipe,
+            world,
+            path,
+            run_recipe=original,
+            print_line=_print_note,
+            write_report=keep,
+            calibrates=options.calibrate,
+        )
+        if report.calibration:
+            write_temperature(rundir, path, report.calibration, options.overrides)
     if world.is_main:
         show_evaluation(report, path, as_json=options.as_json, per_class=options.classes)
     if out_folder and not options.as_json:
@@ -97,6 +109,8 @@ def evaluation_json(report: "EvalReport", classes: Iterable["ClassCount"]) -> di
         output["gap"] = report.gap
     if report.health:
         output["health"] = [each.model_dump(mode="json") for each in report.health]
+    if report.calibration:
+        output["calibration"] = report.calibration.model_dump(mode="json", exclude_none=True)
     return {**output, "classes": table} if table else output
 
 
@@ -127,6 +141,16 @@ def warn_missing_final(rundir: RunDir, checkpoint: Path) -> None:
             return  # cheap: reads no checkpoint
     if missing := describe_missing_checkpoint(rundir):
         _print_note(f"{missing}; {checkpoint.name} is used")
+
+
+def warn_uncalibrated(rundir: RunDir, classifier: "Classifier") -> None:
+    """Print a note if other checkpoints of the run were calibrated, but not that of `classifier`."""
+    if classifier.temperature is None and rundir.temperatures.is_file():
+        name = classifier.checkpoint.name
+        _print_note(
+            f"{rundir.temperatures}: has no temperature for {name}, so its probabilities are not calibrated "
+            f"(paceline eval RUN --calibrate --checkpoint {int(name.removeprefix('step-'))})"
+        )
 
 
 def _print_note(sentence: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
-from paceline.cli.evaluate import warn_missing_final
+from paceline.cli.evaluate import warn_missing_final, warn_uncalibrated
 from paceline.cli.options import ExportOptions
 from paceline.cli.start_line import announce
 from paceline.cli.tables import print_rows
@@ -40,6 +40,7 @@ def export(options: ExportOptions) -> int:
     classifier = load_classifier(run, options.checkpoint, device="cpu", own_code=options.own_code)
     if options.checkpoint == "last":
         warn_missing_final(RunDir(run), classifier.checkpoint)
+    warn_uncalibrated(RunDir(run), classifier)
     if options.image_size is not None:
         classifier = with_image_size(classifier, options.image_size)
     exported = export_classifier(classifier, form, out, with_preprocessing=options.with_preprocessing)

@@ -160,6 +160,10 @@ class EvalOptions:
         str | None,
         typer.Option(metavar="NAME,...", help="Also report these metrics, such as f1,auroc."),
     ] = None
+    calibrate: Annotated[
+        bool,
+        _flag("--calibrate", help="Fit a temperature to the images, which predict and export then divide logits by."),
+    ] = False
     out: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for the confusion matrix and the worst mistakes."),
@@ -721,7 +725,9 @@ class CompareOptions:
             show_default="the recipes', or one that all runs reach",
         ),
     ] = None
-    metric: Annotated[str, typer.Option(metavar="top1|top5|mean_class_accuracy", help="Accuracy to compare.")] = "top1"
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="Metric to compare, as train.metrics names it: f1, auroc, top5, ...")
+    ] = "top1"
     fail_below: Annotated[
         list[str],
         _option(

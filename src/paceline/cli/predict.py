@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from paceline.cli.evaluate import warn_missing_final
+from paceline.cli.evaluate import warn_missing_final, warn_uncalibrated
 from paceline.cli.options import PredictOptions
 from paceline.cli.ranks import enter_world
 from paceline.cli.start_line import announce
@@ -47,6 +47,7 @@ def predict(options: PredictOptions) -> int:
     classifier = load_classifier(options.run, options.checkpoint, options.device, own_code=options.own_code)
     if options.checkpoint == "last":
         warn_missing_final(RunDir(classifier.run), classifier.checkpoint)
+    warn_uncalibrated(RunDir(classifier.run), classifier)
     if classifier.preprocessing.channels not in (1, 3):
         number = classifier.preprocessing.channels
         raise RecipeError(

@@ -267,11 +267,27 @@ class BatchNormCheck(ResultModel):
     batch: int
 
 
+class Calibration(ResultModel):
+    """A temperature by which to divide logits, and what it changes on `images` validation images.
+
+    `calibrated_loss` and `calibrated_ece` are of two-fold cross-validation, which `temperature`, fitted to all images,
+    is not part of.
+    """
+
+    temperature: float = Field(gt=0, allow_inf_nan=False)
+    images: int
+    loss: MeasuredFloat
+    ece: MeasuredFloat | None
+    calibrated_loss: MeasuredFloat
+    calibrated_ece: MeasuredFloat | None
+
+
 class EvalReport(ResultModel):
     """Evaluations of the weights after a step.
 
     `val` and `train` (on training images) are of the raw weights, `ema` of the averaged ones. `classes`, `worst` (the
-    misclassified images of the highest loss) and `health` are of the `primary` weights, and not part of the JSON.
+    misclassified images of the highest loss), `health` and `calibration` (on rank 0, if requested) are of the `primary`
+    weights, and not part of the JSON.
     """
 
     val: EvalResult
@@ -280,6 +296,7 @@ class EvalReport(ResultModel):
     classes: ClassTable | None = Field(default=None, exclude=True, repr=False)
     worst: tuple[MisclassifiedImage, ...] = Field(default=(), exclude=True, repr=False)
     health: tuple[Finding, ...] = Field(default=(), exclude=True, repr=False)
+    calibration: Calibration | None = Field(default=None, exclude=True, repr=False)
 
     @property
     def primary(self) -> EvalResult:

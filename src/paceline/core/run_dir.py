@@ -183,6 +183,8 @@ class RunDir:
     """The confusion matrix of the last evaluation, as CSV."""
     calibration = _Inside("calibration.csv")
     """CSV file of the last evaluation, one row per bin of confidence."""
+    temperatures = _Inside("temperatures.json")
+    """JSON file with the temperature of each calibrated checkpoint, which `paceline eval --calibrate` writes."""
     tensorboard = _Inside("tensorboard")
     """TensorBoard's event files."""
     attempts = _Inside("attempts.jsonl")

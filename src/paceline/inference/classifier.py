@@ -20,6 +20,7 @@ from paceline.recipe.plan import eval_image_size, mean_and_std
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.train import PrecisionName
+from paceline.training.calibration import read_temperature
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
 from paceline.training.eval_model import eval_precision, load_eval_model
 from paceline.training.evaluator import EVAL_VIEWS, EvalViews
@@ -54,6 +55,7 @@ class Classifier:
 
     `sizing`, `place`, `precision` and `views` are those of evaluation. `own_code` allows code that the run names to
     run. `evaluated_image_size` is that of the run's evaluation in pixels, None if `preprocessing` has the same.
+    `temperature` divides the logits; it is None if the checkpoint was not calibrated.
     """
 
     model: nn.Module
@@ -68,6 +70,7 @@ class Classifier:
     views: EvalViews
     own_code: bool = False
     evaluated_image_size: int | None = None
+    temperature: float | None = None
 
     @property
     def model_image_size(self) -> int:
@@ -96,7 +99,7 @@ class Classifier:
             with self.precision.autocast():
                 logits = self.views(self.model, normalized)
             # In float64, so that rounding creates no ties among 16-bit logits.
-            return logits.double().log_softmax(dim=1)
+            return (logits.double() / (self.temperature or 1.0)).log_softmax(dim=1)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """Return float32 [N, classes] on the model's device for uint8 images [N, C, H, W]; each row sums to 1."""
@@ -138,6 +141,7 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
         precision=precision,
         views=EVAL_VIEWS[recipe.data.eval_views],
         own_code=own_code,
+        temperature=read_temperature(rundir, path),
     )
 
 

@@ -122,7 +122,7 @@ def export_classifier(
     """
     check_out_path(out, form.suffix)
     sample = load_parity_images(classifier)
-    model = ExportModel(classifier, with_preprocessing=with_preprocessing)
+    model = ExportModel(classifier, with_preprocessing=with_preprocessing, is_calibrated=form.has_graph)
     record = read_checkpoint_record(classifier.run, classifier.checkpoint)
     # Users must never see an incomplete or unverified file, so write into a hidden folder first.
     with _temporary_folder(out) as unseen:
@@ -139,6 +139,7 @@ def export_classifier(
             library=form.library,
             input_description=model.input_description,
             usage_code=form.usage(out.name),
+            is_calibrated=form.has_graph,
         )
         card = model_card_path(written, form.suffix)
         with _one_line_errors(f"--out: {out}", "cannot be written", "name another, or make room"):
@@ -225,7 +226,7 @@ def measure_parity(model: ExportModel, compute_logits: LogitsFunction, sample: P
     """
     num_images = len(sample.images)
     images = sample.images[torch.arange(max(NUM_PARITY_IMAGES, num_images)) % num_images]
-    expected = _reference_logits(model.classifier, images)
+    expected = _reference_logits(model.classifier, images) / model.temperature
     if not expected.isfinite().all():
         name = model.classifier.checkpoint.name
         raise PacelineError(f"--checkpoint: {name}: the model's logits are NaN or infinite (use another checkpoint)")

@@ -52,17 +52,21 @@ class ExportModel:
     """The model to export: from its single input `images` to logits, float32 [n, classes].
 
     `images` are normalized, float32 [n, c, h, w], or with `with_preprocessing` pixels as an image library returns them,
-    uint8 [n, h, w, c]. `module` is a copy in float32 on the CPU, in eval mode.
+    uint8 [n, h, w, c]. `module` is a copy in float32 on the CPU, in eval mode. With `is_calibrated` it divides the
+    logits by the classifier's temperature, if it has one.
     """
 
-    def __init__(self, classifier: Classifier, *, with_preprocessing: bool) -> None:
+    def __init__(self, classifier: Classifier, *, with_preprocessing: bool, is_calibrated: bool = True) -> None:
         self.classifier = classifier
+        self.temperature = (is_calibrated and classifier.temperature) or 1.0
         self.has_preprocessing = with_preprocessing
         self.layout = "uint8 NHWC" if with_preprocessing else "float32 NCHW"
         # An exported file computes in float32 and runs anywhere, whatever the precision and device of the run.
         portable = copy.deepcopy(classifier.model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
         self._pixels = _PixelNormalization(classifier.preprocessing, is_last=with_preprocessing)
-        self.module = _NamedInput(portable.requires_grad_(False), self._pixels if with_preprocessing else nn.Identity())
+        self.module = _NamedInput(
+            portable.requires_grad_(False), self._pixels if with_preprocessing else nn.Identity(), self.temperature
+        )
 
     @property
     def input_description(self) -> str:
@@ -87,6 +91,8 @@ class ExportModel:
     def metadata(self) -> dict[str, Any]:
         """Return the metadata of a file: `classes` in the order of the logits, `preprocessing`, `paceline`.
 
+        `temperature` in `paceline` is that which the logits are divided by.
+
         In `preprocessing`, `resize` is the short side before the center crop to `image_size` pixels squared (None
         without crop), and `mean` and `std` are of pixels in [0, 1].
         """
@@ -107,6 +113,7 @@ class ExportModel:
                 "recipe": classifier.recipe.hash,
                 "model": classifier.recipe.model.name,
                 "checkpoint": classifier.checkpoint.name,
+                **({"temperature": classifier.temperature} if classifier.temperature else {}),
             },
         }
 
@@ -157,27 +164,29 @@ class _PixelNormalization(nn.Module):
 class _NamedInput(nn.Module):
     """Call a model through an argument with the name of the file's input."""
 
-    def __init__(self, network: nn.Module, before: nn.Module) -> None:
+    def __init__(self, network: nn.Module, before: nn.Module, temperature: float) -> None:
         super().__init__()
         self.before = before
         self.network = network
+        self._temperature = temperature
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return float32 logits."""
         logits: Tensor = self.network(self.before(images))
-        return logits
+        return logits if self._temperature == 1.0 else logits / self._temperature
 
 
 class ExportFormat(ABC):
     """A kind of exported file or folder.
 
     `suffix` is that of the file, empty for a folder; `library` is its name for the Hugging Face Hub; `facts` are facts
-    about files of this format as (name, text).
+    about files of this format as (name, text). `has_graph` is whether it computes logits, or holds only weights.
     """
 
     suffix: str
     library: str
+    has_graph: bool = True
     facts: tuple[tuple[str, str], ...] = ()
 
     @abstractmethod
@@ -198,6 +207,7 @@ class StateDictFormat(ExportFormat):
 
     suffix = ".pth"
     library = "pytorch"
+    has_graph = False
     facts = (("reads", "torch.load(..., weights_only=True)"),)
 
     def __init__(self, section: Model) -> None:
@@ -376,6 +386,7 @@ class HubFormat(ExportFormat):
     """Write a folder for the Hugging Face Hub; load it with timm or `build_model`."""
 
     suffix = ""
+    has_graph = False
 
     def __init__(self, model_name: str) -> None:
         self.library = find_architecture(model_name).library
@@ -465,7 +476,12 @@ def build_config(classifier: Classifier) -> dict[str, Any]:
         "label_names": [printable_class_name(each) for each in classifier.classes],
         **({"model_args": args} if args else {}),
         "pretrained_cfg": pretrained,
-        "paceline": {"version": paceline.__version__, "recipe": recipe.hash, "model": model},
+        "paceline": {
+            "version": paceline.__version__,
+            "recipe": recipe.hash,
+            "model": model,
+            **({"temperature": classifier.temperature} if classifier.temperature else {}),
+        },
     }
 
 

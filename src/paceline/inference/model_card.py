@@ -158,11 +158,13 @@ def render_model_card(
     library: str,
     input_description: str,
     usage_code: str,
+    is_calibrated: bool = True,
 ) -> str:
     """Return the model card of the file or folder `name`: Markdown with the Hugging Face Hub's header.
 
-    `input_description` describes the model's input, `usage_code` is code that runs it with `library`. The sections
-    follow Mitchell et al. 2019, Model Cards for Model Reporting (arXiv 1810.03993).
+    `input_description` describes the model's input, `usage_code` is code that runs it with `library`. `is_calibrated`
+    is whether the file divides logits by the classifier's temperature, if it has one. The sections follow Mitchell et
+    al. 2019, Model Cards for Model Reporting (arXiv 1810.03993).
     """
     # A card is published, so it must hold no path, host name or user name.
     recipe, evaluation, result, machine = classifier.recipe, record.evaluation, record.result, record.machine
@@ -197,6 +199,7 @@ def render_model_card(
             whole_run=whole_run,
             hardware=_describe_hardware(machine),
             versions=", ".join(f"{each} {machine[each]}" for each in _VERSIONS if machine.get(each)),
+            is_calibrated=is_calibrated,
             fill_in=FILL_IN,
         )
     )

@@ -64,7 +64,7 @@ def describe_models(names: Sequence[str], max_built: int) -> list[ModelFacts]:
 
 
 def _describe(name: str, *, is_built: bool) -> ModelFacts:
-    size, tags = _own_image_size(name), tuple(list_tags(name))
+    size, tags = own_image_size(name), tuple(list_tags(name))
     if not is_built:
         return ModelFacts(name, size, tags)
     classes = _IMAGENET_CLASSES if ":" in name else _CIFAR_CLASSES
@@ -80,7 +80,8 @@ def _describe(name: str, *, is_built: bool) -> ModelFacts:
     return ModelFacts(name, size, tags)
 
 
-def _own_image_size(name: str) -> int:
+def own_image_size(name: str) -> int:
+    """Return the height and width in pixels of the images for which the model `name` was made."""
     library, _, model = name.partition(":")
     if library == "timm":
         import timm

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.models.activations import checkpoint_activations
 from paceline.models.build import build_model
+from paceline.models.catalog import own_image_size
 from paceline.models.freeze import (
     describe_trained_parameters,
     find_modules_set_to_train,
@@ -215,9 +216,13 @@ def _raise_as_recipe_error(section: Model, shape: tuple[int, ...]) -> Iterator[N
     except PacelineError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
         taken = "x".join(str(size) for size in shape)
-        raise RecipeError(f"model.name: {section.name} cannot take a batch of {taken}: {reason}") from None
+        made_for = "" if is_plugin_name(section.name) else f", made for {own_image_size(section.name)} px,"
+        raise RecipeError(
+            f"model.name: {section.name}{made_for} cannot take a batch of {taken}: {reason} (change data.image_size, "
+            "data.eval_image_size or model.args)"
+        ) from None
 
 
 def build_model_on_device(section: Model, plan: Plan, device: torch.device) -> nn.Module:

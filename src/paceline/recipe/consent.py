@@ -13,7 +13,7 @@ OWN_CODE: Final = "--own-code"
 EVALUATED: Final = ("model", "data.source", "train.metrics", "train.monitor")
 """Fields whose plugins an evaluation imports."""
 _SECTIONS: Final = ("model", "data.source", "optim", "train.loss")
-_LISTS: Final = ("data.augment", "log.sinks", "train.metrics")
+_LISTS: Final = ("data.augment", "log.sinks", "train.callbacks", "train.metrics")
 
 
 def require_consent(loaded: LoadedRecipe, *, own_code: bool, paths: tuple[str, ...] = ("",)) -> None:

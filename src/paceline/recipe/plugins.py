@@ -1,4 +1,4 @@
-"""Import plugins (models, data sources, optimizers, augmentations, sinks), and record which code they are."""
+"""Import plugins (models, data sources, optimizers, callbacks, sinks, ...), and record which code they are."""
 
 import hashlib
 import importlib
@@ -71,8 +71,13 @@ SINK: Final = PluginContract(
         "close": "def close(self)",
     },
 )
-
-
+CALLBACK: Final = PluginContract(
+    "a callback",
+    methods={
+        name: f"def {name}(self, view), or derive it from paceline.training.callbacks.Callback"
+        for name in ("started", "step_ended", "epoch_ended", "evaluated", "finished")
+    },
+)
 LOSS: Final = PluginContract("a loss", (), ("logits", "targets"), may_be_class=True)
 METRIC: Final = PluginContract("a metric", (), ("scores", "labels"), takes_args=False)
 
@@ -188,6 +193,8 @@ def _plugins_of_training(train: Train) -> Iterator[PluginRef]:
             yield PluginRef(f"train.metrics[{position}]", name, {}, METRIC)
     if is_plugin_name(train.monitor) and train.monitor not in train.metrics:
         yield PluginRef("train.monitor", train.monitor, {}, METRIC)
+    for position, section in enumerate(train.callbacks):
+        yield PluginRef(f"train.callbacks[{position}]", section.name, section.args, CALLBACK)
 
 
 def check_plugins(recipe: Recipe) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.errors import RecipeError
+from paceline.core.metric import metric_label, top_k
 from paceline.core.setting_effects import changes_result_only
 from paceline.core.statistics import Interval, TargetCriterion
 from paceline.core.units import accuracy, count, join_few, number, seconds
@@ -51,11 +52,6 @@ def build_sentences(groups: Sequence[GroupResult], target: float | None, metric:
 def format_target(target: float) -> str:
     """Return a target accuracy as text: `75 %`, `97.22 %`."""
     return accuracy(target).replace(".00 %", " %")
-
-
-def format_metric(metric: str) -> str:
-    """Return the name of an accuracy metric: `top-1`."""
-    return metric.replace("_", " ").replace("top", "top-")
 
 
 def _target_sentence(group: GroupResult, reference: GroupResult, target: str) -> str:
@@ -109,7 +105,7 @@ def _bounds_text(fraction: Interval) -> str:
 def _accuracy_sentences(group: GroupResult, reference: GroupResult, metric: str) -> Iterator[str]:
     if group.gap is None or group.accuracy is None:
         return
-    gap, metric_name = group.gap, format_metric(metric)
+    gap, metric_name = group.gap, metric_label(metric)
     points = f"{100 * abs(gap.value):.2f}"
     distance = f"{points} points {'above' if gap.value > 0 else 'below'}" if float(points) else "the same as"
     finding = (
@@ -204,7 +200,7 @@ def chance_accuracy(run: ComparedRun, metric: str) -> float:
     classes = run.plan.get("num_classes")
     if not isinstance(classes, int) or classes < 1:
         return 0.0
-    return min(1.0, (5 if metric == "top5" else 1) / classes)
+    return 0.5 if metric.endswith("auroc") else min(1.0, (top_k(metric) or 1) / classes)
 
 
 def best_accuracy(run: ComparedRun) -> float | None:
@@ -238,7 +234,7 @@ def build_notes(
     yield from _data_notes(groups, names)
     yield from _starved_notes(runs)
     for name, members in zip(names, groups, strict=True):
-        yield from _group_notes(name, members, target)
+        yield from _group_notes(name, members, target, metric)
     stopped = [run.status for run in runs if run.status in ("target_reached", "patience_reached", "time_reached")]
     if stopped:
         how = "at a target" if set(stopped) == {"target_reached"} else "early"
@@ -332,7 +328,7 @@ def _differing_values(
     ]
 
 
-def _group_notes(name: str, runs: Sequence[ComparedRun], target: AccuracyTarget) -> Iterator[str]:
+def _group_notes(name: str, runs: Sequence[ComparedRun], target: AccuracyTarget, metric: str) -> Iterator[str]:
     unfinished = [run.name for run in runs if run.status == "unfinished"]
     if unfinished:
         text = "not finished: paceline compares the logs so far, and no GPU-hours."
@@ -340,7 +336,10 @@ def _group_notes(name: str, runs: Sequence[ComparedRun], target: AccuracyTarget)
     cut = [run.name for run in runs if run.status in ("preempted", "failed")]
     if cut:
         yield f"{name}: {_names_and_verb(cut)} preempted or failed: paceline compares the training until then."
-    silent = [run.name for run in runs if not run.evals]
+    without = [run.name for run in runs if run.columns and not run.evals]
+    if without:
+        yield f"{name}: {_names_and_verb(without)} evaluated without {metric_label(metric)} (train.metrics)."
+    silent = [run.name for run in runs if not run.columns and not run.evals]
     if silent:
         yield f"{name}: {_names_and_verb(silent)} never evaluated (train.eval_every is off, or it ended before that)."
     num_reached = sum(target.find_first_reached(run) is not None for run in runs)

@@ -17,7 +17,6 @@ from paceline.report.series import Series, downsample
 from paceline.report.settings import read_plugin_code, read_settings
 from paceline.report.text import clean_text, finite_or_none
 
-METRICS: Final = ("top1", "top5", "mean_class_accuracy")
 _MAX_EVALS: Final = 20_000
 _MAX_STEPS: Final = 4_000
 _MAX_RECIPE_BYTES: Final = 256 << 10
@@ -46,7 +45,8 @@ class ComparedRun:
     """A run to compare; missing values are empty.
 
     `settings` are the recipe's without its seed, as text by dotted path, with `ranks`, `device`, versions and the code
-    of plugins. `hardware` holds CPU, cores and GPUs as far as known. `problems` has a line per unreadable file.
+    of plugins. `hardware` holds CPU, cores and GPUs as far as known. `columns` are those of the last evaluation, and
+    `evals` those evaluations that have the compared metric. `problems` has a line per unreadable file.
     """
 
     path: Path
@@ -57,6 +57,7 @@ class ComparedRun:
     hardware: dict[str, str] = field(default_factory=dict)
     result: RunResult | None = None
     plan: dict[str, Any] = field(default_factory=dict)
+    columns: frozenset[str] = frozenset()
     evals: tuple[EvalPoint, ...] = ()
     steps: Series = field(default_factory=Series)
     problems: tuple[str, ...] = ()
@@ -93,6 +94,7 @@ def read_compared_run(path: Path, metric: str) -> ComparedRun:
     versions = {"paceline": _one_line(code_version(machine)), "torch": _one_line(machine.get("torch", ""))}
     environment = {"ranks": str(ranks) if ranks else "", "device": device, **versions}
     environment |= _read_code(rundir, result, reader)
+    evaluations = list(islice(reader.read_records(rundir.evals), _MAX_EVALS))
     records, _ = reader.read_sample(rundir.steps, _MAX_STEPS)
     return ComparedRun(
         path=path,
@@ -103,7 +105,8 @@ def read_compared_run(path: Path, metric: str) -> ComparedRun:
         hardware=_find_hardware(machine, ranks, has_gpu),
         result=result,
         plan=plan,
-        evals=tuple(_read_evals(islice(reader.read_records(rundir.evals), _MAX_EVALS), metric)),
+        columns=frozenset(evaluations[-1] if evaluations else ()),
+        evals=tuple(_read_evals(evaluations, metric)),
         steps=downsample(records),
         problems=tuple(filter(None, [problem, complaint, *reader.problems])),
     )

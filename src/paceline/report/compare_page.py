@@ -9,12 +9,13 @@ from statistics import fmean
 from typing import Final
 
 from paceline import __version__
+from paceline.core.metric import metric_label, top_k
 from paceline.core.statistics import Interval
 from paceline.core.units import count
 from paceline.report import cells
 from paceline.report.cells import choose_time_unit
 from paceline.report.charts import MAX_LINES, NUM_LINE_STYLES
-from paceline.report.compare_findings import format_metric, format_target, shown_speed_cause
+from paceline.report.compare_findings import format_target, shown_speed_cause
 from paceline.report.compare_model import ComparedRun, CompareResult, EvalPoint, GroupResult
 from paceline.report.compare_runs import group_runs
 from paceline.report.document import (
@@ -34,11 +35,6 @@ from paceline.report.experiment_common import Column, Record, ResultRows, drawn_
 from paceline.report.series import Point, downsample_points
 
 _MAX_CURVE_POINTS = 300
-_METRIC_TITLES: Final = {
-    "top1": "Top-1 accuracy",
-    "top5": "Top-5 accuracy",
-    "mean_class_accuracy": "Mean accuracy of classes",
-}
 _GAP_NOTE: Final = (
     "The generalization gap is the validation loss minus the training loss. The training loss is the mean over the "
     "steps since the previous evaluation, on augmented images and with the recipe's label smoothing. With "
@@ -132,7 +128,7 @@ def _accuracy_charts(runs: Sequence[tuple[str, ComparedRun]], target: float | No
     longest_s = max((each.trained_s for _, run in runs for each in run.evals), default=0.0)
     clock = choose_time_unit(longest_s)
     rule = None if target is None else (100 * target, format_target(target))
-    title = _METRIC_TITLES[metric]
+    title = _capitalize(_accuracy_label(metric))
     axes: list[tuple[str, str, Callable[[EvalPoint], float]]] = [
         ("over time", f"trained, {clock.unit}", lambda each: clock.convert(each.trained_s)),
         ("over epochs", "epoch", lambda each: each.epoch),
@@ -164,7 +160,7 @@ def _train_val_charts(groups: NamedRuns, metric: str) -> Iterator[Chart]:
     ]
     for title, unit, low, curves in (
         ("Training and validation loss", "cross-entropy", 0.0, losses),
-        (f"Training and validation, {_METRIC_TITLES[metric].lower()}", "%", None, accuracies),
+        (f"Training and validation, {_accuracy_label(metric)}", "%", None, accuracies),
     ):
         lines = [line for curve in curves for line in _group_lines(*curve) if line.points]
         if any(line.is_dashed for line in lines) and not all(line.is_dashed for line in lines):
@@ -255,8 +251,16 @@ def _group_tables(result: CompareResult, hours: str) -> Iterator[Block]:
         yield cells.missing_paragraph("No run has learned: there is no target to reach.")
     else:
         yield cells.missing_paragraph("No run was evaluated: there is no target to reach.")
-    title = f"{format_metric(result.metric).capitalize()} at the end{_describe_order(result)}"
+    title = f"{_capitalize(metric_label(result.metric))} at the end{_describe_order(result)}"
     yield rows.table("group accuracy best loss gap images_per_s gpu_hours", title=title)
+
+
+def _accuracy_label(metric: str) -> str:
+    return f"{metric_label(metric)} accuracy" if top_k(metric) else metric_label(metric)
+
+
+def _capitalize(text: str) -> str:
+    return text[0].upper() + text[1:]  # not `str.capitalize`, which makes AUROC Auroc
 
 
 def _describe_order(result: CompareResult) -> str:

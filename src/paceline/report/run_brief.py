@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from paceline.core.metric import better_than_last, describe_monitored, format_metric, metric_label
-from paceline.core.results import ClassCount, EvalReport, EvalResult, RunResult, worst_classes
+from paceline.core.results import Calibration, ClassCount, EvalReport, EvalResult, RunResult, worst_classes
 from paceline.core.run_dir import RunDir, checkpoint_name
 from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED
 from paceline.core.units import accuracy, count, parameters, per_second, percent, seconds, share
@@ -63,6 +63,7 @@ def evaluation_brief(
         _evaluation_row("accuracy", report.val),
         *([] if report.ema is None else [_evaluation_row("averaged weights", report.ema)]),
         *([] if report.train is None else [_evaluation_row("training images", report.train, report.gap)]),
+        *([] if report.calibration is None else [_calibration_row(report.calibration)]),
         BriefRow("weakest", [[*_weakest_pieces(classes, 3)]]),
         _findings_row(list(health), ""),
     ]
@@ -79,6 +80,14 @@ def _evaluation_row(label: str, result: EvalResult, gap: float | None = None) ->
     if gap is not None:
         pieces.append(f"a gap of {100 * gap:+.2f} points")
     return BriefRow(label, [pieces])
+
+
+def _calibration_row(calibration: Calibration) -> BriefRow:
+    pairs = {"loss": (calibration.loss, calibration.calibrated_loss)}
+    if calibration.ece is not None and calibration.calibrated_ece is not None:
+        pairs["ECE"] = (calibration.ece, calibration.calibrated_ece)
+    changes = [f"{name} {before:,.4f} -> {after:,.4f}" for name, (before, after) in pairs.items()]
+    return BriefRow("calibration", [[f"temperature {calibration.temperature:.4f}", *changes, "by two-fold validation"]])
 
 
 def _balanced_pieces(result: EvalResult, least: float = _MIN_BALANCED_GAP) -> Iterator[str]:

@@ -195,10 +195,13 @@ class RunContext:
         bad_images: BadImageRegistry | None = None,
         should_stop: Callable[[], bool] = never_stop,
         on_progress: Callable[[], None] = do_nothing,
+        *,
+        calibrates: bool = False,
     ) -> ModelEvaluator:
         """Return the evaluator of this rank's shards; it aborts once `should_stop` returns True on a rank.
 
         It calls `on_progress` while rank 0 computes metrics. Without `bad_images`, an unreadable image is an error.
+        With `calibrates` it fits a temperature to the validation images.
         """
         plan, datasets = self.plan, self.datasets
 
@@ -221,6 +224,7 @@ class RunContext:
                 num_worst=num_worst,
                 metrics=metrics,
                 on_progress=on_progress,
+                calibrates=calibrates and split == "val",
             )
 
         metrics = ExtraMetrics.from_recipe(self.recipe)

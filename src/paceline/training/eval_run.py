@@ -33,11 +33,13 @@ def evaluate(
     run_recipe: Recipe,
     print_line: Callable[[str], None],
     write_report: Callable[[EvalReport, Source], None] = discard,
+    calibrates: bool = False,
 ) -> EvalReport:
     """Evaluate the raw and averaged weights of `checkpoint` on the data of `recipe`, as one rank of `world`.
 
     `run_recipe` is the recipe of the checkpoint's run. If `recipe` has another dataset, classes are matched by name,
-    and rank 0 prints a note by `print_line`. `write_report` gets the report and the open dataset. Plugins of
+    and rank 0 prints a note by `print_line`. `write_report` gets the report and the open dataset. With `calibrates` the
+    report of rank 0 has a calibration. Plugins of
     the model and the dataset are imported: the caller has checked the user's consent.
     """
     read = partial(read_eval_data, recipe, run_recipe, checkpoint, print_line if world.is_main else discard_message)
@@ -59,7 +61,7 @@ def evaluate(
         # The weights are whole, whichever strategy trained them.
         strategy = build_strategy(Parallel(), world, context.device)
         average = load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint)
-        report = context.create_evaluator(precision, strategy, average)(model)
+        report = context.create_evaluator(precision, strategy, average, calibrates=calibrates)(model)
         assert report is not None, "a stand-alone evaluation is never preempted"
         evidence = evidence_from_report(report)
         # Another dataset has no training images and no best evaluation.

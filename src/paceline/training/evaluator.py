@@ -9,16 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.errors import DataError
-from paceline.core.results import BatchNormCheck, ClassTable, EvalReport, EvalResult, MisclassifiedImage
+from paceline.core.results import BatchNormCheck, Calibration, ClassTable, EvalReport, EvalResult, MisclassifiedImage
 from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.models.freeze import eval_mode, use_batch_statistics
 from paceline.parallel.strategy import Strategy
+from paceline.training.calibration import calibrate
 from paceline.training.coordinator import SplitBadImages
 from paceline.training.ema import WeightAverage
 from paceline.training.metrics import EvalCounts, WorstMistakes, predict_batch
 from paceline.training.precision import Precision
-from paceline.training.scores import NO_METRICS, ExtraMetrics, ScoreCollector, do_nothing
+from paceline.training.scores import NO_METRICS, ExtraMetrics, ImageScores, ScoreCollector, do_nothing
 
 _BATCH_NORM_BATCH: Final = 128
 """Images per batch of the BatchNorm check."""
@@ -64,11 +65,12 @@ def _memory_format(images: Tensor) -> torch.memory_format:
 
 
 class SplitEvaluation(NamedTuple):
-    """Metrics, per-class counts, and the misclassified images with the highest loss."""
+    """Metrics, per-class counts, the misclassified images with the highest loss, and a calibration on rank 0."""
 
     result: EvalResult
     classes: ClassTable
     worst: tuple[MisclassifiedImage, ...] = ()
+    calibration: Calibration | None = None
 
 
 def never_stop() -> bool:
@@ -80,7 +82,8 @@ def never_stop() -> bool:
 class SplitEvaluator:
     """Evaluate `num_batches` batches per rank, which on all ranks are the `num_images` images of the split.
 
-    `num_worst` is the number of misclassified images to return. Synchronizes with the device once, at the end.
+    `num_worst` is the number of misclassified images to return, and `calibrates` whether to fit a temperature on rank
+    0. Synchronizes with the device once, at the end, unless it collects scores.
     `on_progress` is called on every rank while rank 0 computes metrics of scores.
     """
 
@@ -98,6 +101,7 @@ class SplitEvaluator:
     num_worst: int = 0
     metrics: ExtraMetrics = NO_METRICS
     on_progress: Callable[[], None] = do_nothing
+    calibrates: bool = False
 
     def __call__(self, model: nn.Module) -> SplitEvaluation | None:
         """Return accuracy, cross-entropy without label smoothing, calibration, and `metrics`. Collective.
@@ -108,6 +112,8 @@ class SplitEvaluator:
         num_best = self.metrics.num_best
         counts = EvalCounts.zeros(len(self.class_names), self.device, num_best if self.metrics.names else 0)
         collector = ScoreCollector() if self.metrics.needs_scores else None
+        # log_softmax, as a constant per image changes no temperature, and float32 is most precise around 0.
+        logits_collector = ScoreCollector(torch.log_softmax) if self.calibrates else None
         mistakes = WorstMistakes.empty(self.num_worst, self.device) if self.num_worst else None
         with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
@@ -125,8 +131,8 @@ class SplitEvaluator:
                 counts.add(predictions)
                 if mistakes:
                     mistakes.add(predictions, batch.indices)
-                if collector:
-                    collector.add(logits, device_batch.labels, batch.indices)
+                for each in filter(None, (collector, logits_collector)):
+                    each.add(logits, device_batch.labels, batch.indices)
         total = counts.reduce(self.strategy.sum)
         flags = torch.tensor([stopped, num_bad, num_new], dtype=torch.int64, device=self.device)
         num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
@@ -143,12 +149,17 @@ class SplitEvaluator:
         result, table = total.to_result(), total.to_class_table(self.class_names)
         if self.metrics.names:
             result, table = self._add_metrics(result, table, total.top_k_shares(), collector)
-        return SplitEvaluation(result, table, worst)
+        images = self._gather(logits_collector)
+        return SplitEvaluation(result, table, worst, calibrate(images, result) if images else None)
+
+    def _gather(self, collector: ScoreCollector | None) -> ImageScores | None:
+        """Return the scores of all images on rank 0, None on others or without a collector. Collective."""
+        return collector.gather(self.strategy, len(self.class_names), self.device) if collector else None
 
     def _add_metrics(
         self, result: EvalResult, table: ClassTable, shares: list[float], collector: ScoreCollector | None
     ) -> tuple[EvalResult, ClassTable]:
-        images = collector.gather(self.strategy, len(self.class_names), self.device) if collector else None
+        images = self._gather(collector)
         values, classes = self.metrics.measure(table.classes, shares, images, self._share_progress)
         if collector and self.strategy.world_size > 1:  # rank 0 has the scores; all need what is monitored
             row = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
@@ -236,11 +247,18 @@ class ModelEvaluator:
         if raw is None or (self.evaluate_train and trained is None):
             return None
         train = trained and trained.result
-        if self.average is None:
-            return EvalReport(val=raw.result, train=train, classes=raw.classes, worst=raw.worst)
-        with self.average.swapped():
-            averaged = self.evaluate_val(model)
-        if averaged is None:
-            return None
-        ema, classes, worst = averaged
-        return EvalReport(val=raw.result, ema=ema, train=train, classes=classes, worst=worst)
+        averaged = None
+        if self.average is not None:
+            with self.average.swapped():
+                averaged = self.evaluate_val(model)
+            if averaged is None:
+                return None
+        primary = averaged or raw
+        return EvalReport(
+            val=raw.result,
+            ema=averaged and averaged.result,
+            train=train,
+            classes=primary.classes,
+            worst=primary.worst,
+            calibration=primary.calibration,
+        )

@@ -55,7 +55,7 @@ class MetricsLogger:
     """Pass records of steps, every `plan.log_every`, and of evaluations to `sink`.
 
     Every rank has one, since the loss is averaged over ranks; only rank 0's sink writes. `pop_shares` returns this
-    rank's shares of step time by stage since its last call, from 0 to 1.
+    rank's shares of step time by stage since its last call, from 0 to 1. `on_step` is called after each step.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class MetricsLogger:
         accuracy: BatchAccuracy | None,
         state: TrainState,
         pop_shares: Callable[[], Mapping[str, float]] = dict,
+        on_step: Callable[[TrainState], None] = lambda state: None,
     ) -> None:
         self._interval = StepInterval(plan.log_every, plan.total_steps)
         self._batch_size = plan.batch_size
@@ -80,6 +81,7 @@ class MetricsLogger:
         self._timer = timer
         self._accuracy = accuracy
         self._pop_shares = pop_shares
+        self._on_step = on_step
         self._batches = 0  # counted by `accuracy` since the last read
         self._since_log = state.since_log
         self._loss: Tensor | float = state.loss_sum
@@ -101,6 +103,7 @@ class MetricsLogger:
         self._timer.add(self._batch_size)
         if self._interval.is_due(state.step + 1):
             self._log_record(state)
+        self._on_step(state)
 
     def log_evaluation(self, state: TrainState) -> None:
         """Log the evaluation `state.last`, and the training since the previous one."""

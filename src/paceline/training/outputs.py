@@ -23,6 +23,7 @@ from paceline.parallel.strategy import Strategy
 from paceline.recipe.plugins import code_identity
 from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, Sgd
 from paceline.recipe.schema.recipe import Checkpoint
+from paceline.training.callbacks import build_callbacks
 from paceline.training.checkpoint import (
     CheckpointStorage,
     CheckpointWriter,
@@ -67,7 +68,10 @@ def start_telemetry(
 
 @dataclass(frozen=True)
 class RunOutputs:
-    """Outputs of a run, which ranks other than 0 discard; `provenance` records plugins and initial weights."""
+    """Outputs of a run, which ranks other than 0 discard; `provenance` records plugins and initial weights.
+
+    `on_step` is called after each step, before `TrainState.step` counts it.
+    """
 
     sinks: SinkGroup
     writer: CheckpointWriter | None
@@ -75,6 +79,7 @@ class RunOutputs:
     goodput: GoodputTracker | None
     log_bad_image: Callable[[dict[str, str | int]], None]
     provenance: Mapping[str, Any]
+    on_step: Callable[[TrainState], None] = lambda state: None
 
     def time_spent(self, summary: ClockSummary) -> TimeSpent:
         """Return the time to store in the saved state; zero on ranks other than 0, as rank 0 saves its own."""
@@ -121,7 +126,8 @@ def build_run_outputs(
             path.unlink()
     rundir.write_json(rundir.dataset.name, TrainedDataset.from_source(context.datasets.train).to_dict())
     rundir.write_json("machine.json", machine)
-    listeners = process.invocation.listeners
+    callbacks = build_callbacks(recipe, context.plan, training_state.schedule, rundir.path, state.step)
+    listeners = (*process.invocation.listeners, callbacks)
     sinks = build_sinks(rundir, recipe, state.step, listeners, last_eval=state.last_step)
     writer = CheckpointWriter(
         checkpoint_storage(context, rundir),
@@ -132,7 +138,7 @@ def build_run_outputs(
     )
     checkpoint_values = {**checkpoint_values, "dataset": digest_datasets(context.datasets)}
     sinks.started(context.plan, state.step)  # last: from here on the caller closes the sinks
-    return RunOutputs(sinks, writer, checkpoint_values, goodput, rundir.add_bad_image, origin)
+    return RunOutputs(sinks, writer, checkpoint_values, goodput, rundir.add_bad_image, origin, callbacks.step_ended)
 
 
 def checkpoint_storage(context: RunContext, rundir: RunDir) -> CheckpointStorage:

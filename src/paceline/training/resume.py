@@ -36,6 +36,7 @@ _CHANGEABLE_FIELDS = (
     "data.max_bad_images",
     "data.eval_batch_size",
     "train.max_time",
+    "train.callbacks",
     "data.source.download",
     "data.source.cache",
     "data.source.name",  # a folder may have been packed: `check_dataset` compares the data

@@ -35,14 +35,15 @@ class ImageScores(NamedTuple):
 
 @dataclass
 class ScoreCollector:
-    """Collect the scores of this rank's images in host memory."""
+    """Collect the scores of this rank's images in host memory: `to_scores` of their logits, float64, along dim 1."""
 
+    to_scores: Callable[..., Tensor] = torch.softmax
     _scores: list[Tensor] = field(default_factory=list)
     _keys: list[Tensor] = field(default_factory=list)
 
     def add(self, logits: Tensor, labels: Tensor, indices: NDArray[np.int64]) -> None:
         """Add logits float [N, K] and labels int64 [N] of the images `indices` int64 [N]. Waits for the device."""
-        self._scores.append(logits.double().softmax(dim=1).float().cpu())
+        self._scores.append(self.to_scores(logits.double(), dim=1).float().cpu())
         self._keys.append(torch.stack([torch.from_numpy(indices), labels.cpu()], dim=1))
 
     def gather(self, strategy: Strategy, num_classes: int, device: torch.device) -> ImageScores | None:

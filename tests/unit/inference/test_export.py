@@ -35,7 +35,7 @@ from . import made_run
 class Wrong:
     """A form whose file answers as `answer` does."""
 
-    suffix, library, facts = ".pt2", "pytorch", ()
+    suffix, library, has_graph, facts = ".pt2", "pytorch", True, ()
 
     def __init__(self, answer):
         self.answer = answer

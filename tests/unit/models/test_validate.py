@@ -66,7 +66,9 @@ def test_a_network_that_fits_passes_and_draws_nothing(name):
 def test_images_that_do_not_fit_are_one_line(name, options, taken, reason):
     with pytest.raises(RecipeError) as caught:
         check_model(Model(name=name), plan(**options))
-    assert str(caught.value).startswith(f"model.name: {name} cannot take a batch of {taken}: ")
+    size = 224 if ":" in name else 32
+    assert str(caught.value).startswith(f"model.name: {name}, made for {size} px, cannot take a batch of {taken}: ")
+    assert "data.image_size" in str(caught.value)
     assert reason in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 

@@ -94,7 +94,7 @@ def test_only_what_cannot_be_guessed_is_required():
     required = {f"{name}.{key}" for name, section in SECTIONS.items() for key in section.get("required", [])}
     lists = {"Manifest.train", "WebDataset.train", "WebDataset.val"}
     places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
-    own = {f"Own{part}.name" for part in ("Source", "Optim", "Augment", "Sink", "Loss")}
+    own = {f"Own{part}.name" for part in ("Source", "Optim", "Augment", "Sink", "Loss", "Callback")}
     ours = {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size"}
     assert required == {*ours, *lists, *places, *own, "OwnOptim.lr"}
 
@@ -187,7 +187,7 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     """The hash leaves out the default of a later field, so that results of one recipe stay comparable."""
     recipe = resolve().recipe
     values = recipe.to_dict()
-    for name in ("loss", "metrics", "monitor", "patience", "max_time"):
+    for name in ("loss", "metrics", "monitor", "patience", "max_time", "callbacks"):
         del values["train"][name]
     for section, name in (
         ("data", "interpolation"),
@@ -198,7 +198,13 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
         del values[section][name]
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     assert recipe.hash == hashlib.sha256(text.encode()).hexdigest()[:12]
-    defaults = ["train.loss=cross_entropy", "train.metrics=[]", "train.monitor=auto", "train.patience=off"]
+    defaults = [
+        "train.loss=cross_entropy",
+        "train.metrics=[]",
+        "train.callbacks=[]",
+        "train.monitor=auto",
+        "train.patience=off",
+    ]
     assert resolve(*defaults, "train.max_time=off").recipe.hash == recipe.hash
 
 

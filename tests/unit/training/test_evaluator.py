@@ -84,7 +84,7 @@ def logits() -> Tensor:
 @pytest.mark.parametrize("batch", [1, 4, 21, 64])
 def test_evaluation_is_exact(batch: int) -> None:
     answers, truth = logits(), torch.from_numpy(LABELS)
-    result, table, _ = evaluator(EvalShard(21, batch))(Table(answers))
+    result, table, *_ = evaluator(EvalShard(21, batch))(Table(answers))
     right = answers.argmax(1) == truth
     assert result.images == 21
     assert result.top1 == right.sum().item() / 21

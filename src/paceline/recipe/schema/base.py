@@ -234,8 +234,10 @@ class _NameJsonSchema:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         variants = handler(schema)
-        names = [name for name in variants["discriminator"]["mapping"] if name != IMPORT_PATH_FORM]
-        return {"anyOf": [{"enum": names}, {"type": "string", "pattern": PATH_PATTERN}, variants]}
+        mapping = variants.get("discriminator", {}).get("mapping", {})
+        names = [name for name in mapping if name != IMPORT_PATH_FORM]
+        enum = [{"enum": names}] if names else []
+        return {"anyOf": [*enum, {"type": "string", "pattern": PATH_PATTERN}, variants]}
 
 
 def _section_from_name(value: object) -> object:

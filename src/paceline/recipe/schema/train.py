@@ -180,6 +180,11 @@ LossSection = Annotated[
 ]
 
 
+class OwnCallback(PluginSection):
+    """Your own callback: `MyCallback(**args)` returns an object that is called during training ([the
+    interface](../how-to/extend.md#custom-callbacks))."""
+
+
 class Train(Section):
     """Length, precision, loss and evaluation."""
 
@@ -245,6 +250,8 @@ class Train(Section):
     max_time: TimeDuration | Off = "off"
     """Stop the run, with a checkpoint and an evaluation, after this much wall-clock time of all its processes
     together. Resumed with more time, it continues with the same bits."""
+    callbacks: tuple[Annotated[OwnCallback, ACCEPT_NAME, NAME_JSON_SCHEMA], ...] = ()
+    """Your own classes that rank 0 calls after each step, epoch and evaluation, with a read-only view of training."""
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:

@@ -7,6 +7,7 @@ from paceline.training.checkpoint.format import (
     load_tensor_group,
     read_state,
     verify_checkpoint,
+    weights_digest,
 )
 from paceline.training.checkpoint.state_dict import (
     ShardLike,
@@ -37,5 +38,6 @@ __all__ = [
     "optimizer_tensors",
     "read_state",
     "verify_checkpoint",
+    "weights_digest",
     "weights_sha256",
 ]

@@ -167,6 +167,20 @@ def find_damage(path: Path) -> str:
     return f"{path / damaged}: is damaged: its SHA-256 is not the manifest's" if damaged else ""
 
 
+def weights_digest(path: Path) -> str:
+    """Return the SHA-256 of the digests of the weights, raw and averaged, in the manifest of checkpoint `path`.
+
+    Raise `CheckpointError` if the manifest cannot be read.
+    """
+    try:
+        digests = _read_json_file(path / _MANIFEST)
+        assert isinstance(digests, dict), "the checkpoint was verified"
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / _MANIFEST}: cannot be read: {error} (use another --checkpoint)") from None
+    of_weights = "".join(str(digests.get(f"{part}{_SUFFIX}", "")) for part in (MODEL, AVERAGE))
+    return hashlib.sha256(of_weights.encode()).hexdigest()
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """Return `state.json` of checkpoint `path`. Raise `CheckpointError` if it is damaged or of another format."""
     try:

@@ -104,9 +104,24 @@ def test_accuracy_of_classes_is_called_that(made, tmp_path):
     runs = [read_compared_run(path, "mean_class_accuracy")]
     page = build_compare_page(compare_runs(runs, metric="mean_class_accuracy"), runs)
     assert [chart.title for chart in charts(page)][:2] == [
-        "Mean accuracy of classes over time",
-        "Mean accuracy of classes over epochs",
+        "Balanced accuracy over time",
+        "Balanced accuracy over epochs",
     ]
+
+
+@pytest.mark.parametrize(("metric", "title"), [("f1", "F1"), ("auroc", "AUROC"), ("top3", "Top-3 accuracy")])
+def test_any_metric_of_the_runs_is_compared(made, tmp_path, metric, title):
+    paths = [made.write(tmp_path / name, made.Made(batch=batch)) for name, batch in (("a", 1), ("b", 2), ("c", 3))]
+    for path, best in zip(paths, (0.7, 0.9), strict=False):
+        rows = [(1.0, best - 0.05), (2.0, best)]
+        made.lines(path / "evals.jsonl", [{"epoch": at, "trained_s": at, metric: value} for at, value in rows])
+    runs = [read_compared_run(path, metric) for path in paths]
+    result = compare_runs(runs, metric=metric)
+    assert [each.accuracy and each.accuracy.value for each in result.groups] == [0.7, 0.9, None]
+    assert result.target == 0.7 and result.groups[1].gap.value == pytest.approx(0.2)
+    assert any("c was evaluated without" in note and "train.metrics" in note for note in result.notes)
+    page = build_compare_page(result, runs)
+    assert [chart.title for chart in charts(page)][:2] == [f"{title} over time", f"{title} over epochs"]
 
 
 def test_of_more_runs_than_can_be_drawn_each_group_has_as_many(made, page_of, tmp_path):

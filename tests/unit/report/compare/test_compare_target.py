@@ -69,6 +69,11 @@ def test_an_untrained_first_group_does_not_reach_the_target(bests):
 def test_guesses_of_five_are_right_five_times_as_often(made, tmp_path):
     run = read_compared_run(made.write(tmp_path / "a", made.Made(num_classes=8)), "top5")
     assert (chance_accuracy(run, "top1"), chance_accuracy(run, "top5")) == (1 / 8, 5 / 8)
+    assert (chance_accuracy(run, "top3"), chance_accuracy(run, "f1"), chance_accuracy(run, "auroc")) == (
+        3 / 8,
+        1 / 8,
+        0.5,
+    )
     assert near_chance_accuracy(run, "top5") == pytest.approx(0.7)  # rounding
 
 
