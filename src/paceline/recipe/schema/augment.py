@@ -2,9 +2,18 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, field_validator, model_validator
 
-from paceline.recipe.schema.base import ACCEPT_NAME, NAME_JSON_SCHEMA, ByName, PluginSection, Section
+from paceline.core.units import Duration
+from paceline.recipe.schema.base import (
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
+    ByName,
+    Off,
+    PluginSection,
+    Section,
+    TrainingDuration,
+)
 
 
 def _check_ascending(ends: tuple[float, float]) -> tuple[float, float]:
@@ -154,7 +163,24 @@ class Cutout(Section):
     """Height and width in pixels."""
 
 
-class MixUp(Section):
+class _Mixing(Section):
+    """Fields of mixup and cutmix."""
+
+    p: float = Field(1.0, gt=0, le=1)
+    """Probability for a pair of neighbors to be mixed, if it is this section's."""
+    until: TrainingDuration | Off = "off"
+    """When to stop mixing, from the start of the run; later images have their own label alone. timm's
+    `--mixup-off-epoch`."""
+
+    @field_validator("until")
+    @classmethod
+    def _check_until(cls, until: Duration | Off) -> Duration | Off:
+        if until != "off" and until.value == 0:
+            raise ValueError(f"{until} mixes no image (set until=off for the whole run, or leave the section out)")
+        return until
+
+
+class MixUp(_Mixing):
     """Blend each image and its label with its neighbor's in the batch (Zhang et al. 2018, arXiv 1710.09412)."""
 
     name: Literal["mixup"] = "mixup"
@@ -162,7 +188,7 @@ class MixUp(Section):
     """The fraction of each image in the blend is drawn from Beta(alpha, alpha)."""
 
 
-class CutMix(Section):
+class CutMix(_Mixing):
     """Paste a box of each image's neighbor in the batch into it, and mix the labels by area (Yun et al. 2019, arXiv
     1905.04899).
 

@@ -25,12 +25,14 @@ from paceline.recipe.schema.optim import (
 from paceline.recipe.schema.train import Log, Parallel, Train
 
 _ADDED: Final = (
-    *(("data", name) for name in ("interpolation", "auto_image_size")),
+    *(("data", name) for name in ("interpolation", "auto_image_size", "sampler")),
     ("model", "checkpoint_activations"),
     ("model", "weights_sha256"),
     *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time")),
 )
 """Fields that are left out of the hash while they have their default, so that older recipes keep their hash."""
+_ADDED_TO_AUGMENT: Final = {"mixup": ("p", "until"), "cutmix": ("p", "until")}
+"""The same of entries of `data.augment`, by their name."""
 
 
 class Checkpoint(Section):
@@ -224,6 +226,10 @@ class Recipe(Section):
         for section, name in _ADDED:
             if not getattr(self, section).is_set(name):
                 del values[section][name]
+        for augment, entry in zip(self.data.augment, values["data"]["augment"], strict=True):
+            for name in _ADDED_TO_AUGMENT.get(augment.name, ()):
+                if not augment.is_set(name):
+                    del entry[name]
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
