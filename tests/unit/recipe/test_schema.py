@@ -178,10 +178,11 @@ def test_recipes_that_differ_anywhere_have_different_hashes(resolve):
         ["train.loss=bce"], ["train.loss=focal"], ["train.metrics=[f1]"], ["train.metrics=[auroc]"],
         ["train.monitor=loss"], ["train.patience=1"], ["train.patience=1ep"], ["train.max_time=1h"],
         ["data.sampler=repeated"], ["data.sampler={name: repeated, repeats: 4}"], ["data.sampler='a:B'"],
-        ["data.augment=[mixup]"], ["data.augment=[{name: mixup, until: 1ep}]"], ["data.augment=[{name: mixup, p: 0.5}]"],
+        ["data.augment=[mixup]"], ["data.augment=[{name: mixup, until: 1ep}]"],
+        ["data.augment=[{name: mixup, p: 0.5}]"], ["train.clip_agc=0.01"],
     ]  # fmt: skip
     hashes = [resolve(*words).recipe.hash for words in changes]
-    assert len(set(hashes)) == len(hashes) == 46
+    assert len(set(hashes)) == len(hashes) == 47
     assert all(re.fullmatch("[0-9a-f]{12}", each) for each in hashes)
 
 
@@ -191,7 +192,7 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     values = recipe.to_dict()
     mixup, cutmix = values["data"]["augment"]
     del mixup["p"], mixup["until"], cutmix["until"]
-    for name in ("loss", "metrics", "monitor", "patience", "max_time"):
+    for name in ("loss", "metrics", "monitor", "patience", "max_time", "clip_agc"):
         del values["train"][name]
     for section, name in (
         ("data", "interpolation"),
@@ -256,8 +257,19 @@ def test_the_name_of_a_variant_is_written_first(resolve):
         ),
         (["train.class_weights={a: true}"], "the weight of 'a', True, is not a number greater than 0 (give one)"),
         (["data.augment=[mixup, flip]"], "only mixup or cutmix may follow it"),
-        (["data.augment=[{name: mixup, until: 0ep}]"], "data.augment[0].until: 0ep mixes no image (set until=off for the whole run, or leave the section out)"),
-        (["data.sampler=repeated", "data.order=stored"], "order stored has no effect with sampler repeated (set order=random)"),
+        (
+            ["data.augment=[{name: mixup, until: 0ep}]"],
+            "data.augment[0].until: 0ep mixes no image (set until=off for the whole run, or leave the section out)",
+        ),
+        (
+            ["data.sampler=repeated", "data.order=stored"],
+            "order stored has no effect with sampler repeated (set order=random)",
+        ),
+        (["train.clip_agc=0.01", "train.clip_norm=1"], "clip_agc 0.01 and clip_norm 1 both clip (set one to off)"),
+        (
+            ["train.clip_agc=0.01", "parallel.strategy=fsdp"],
+            "train.clip_agc: 0.01 needs whole weights, which fsdp shards (set parallel.strategy=ddp)",
+        ),
         (["data.sampler={name: repeated, repeats: 1}"], "data.sampler.repeats: 1 should be greater than or equal to 2"),
         (["data.augment=[mixup, cutmix, mixup]"], "data.augment: mixup is named twice (name it once)"),
         (["data.augment=[cutmix, cutmix]"], "data.augment: cutmix is named twice (name it once)"),

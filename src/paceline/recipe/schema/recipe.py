@@ -28,7 +28,7 @@ _ADDED: Final = (
     *(("data", name) for name in ("interpolation", "auto_image_size", "sampler")),
     ("model", "checkpoint_activations"),
     ("model", "weights_sha256"),
-    *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time")),
+    *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time", "clip_agc")),
 )
 """Fields that are left out of the hash while they have their default, so that older recipes keep their hash."""
 _ADDED_TO_AUGMENT: Final = {"mixup": ("p", "until"), "cutmix": ("p", "until")}
@@ -193,6 +193,13 @@ class Recipe(Section):
             refuse("model.norm", "sync_batch needs a process for each GPU (set parallel.strategy=ddp)")
         if parallel.strategy == "dataparallel" and train.compile != "off":
             refuse("train.compile", "the copies that dataparallel makes are not compiled (set train.compile=off)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_clipping(self) -> Self:
+        if self.parallel.strategy == "fsdp" and self.train.clip_agc != "off":
+            needs = "needs whole weights, which fsdp shards"
+            refuse("train.clip_agc", f"{self.train.clip_agc:g} {needs} (set parallel.strategy=ddp)")
         return self
 
     @model_validator(mode="after")
