@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, MixUp, PadCrop
+from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, Grayscale, MixUp, PadCrop
 from paceline.recipe.schema.base import Auto, Off
 from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
@@ -465,6 +465,8 @@ def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
                 raise RecipeError(f"{path}.padding: {padding} is not less than the side of {images} (lower it)")
             case Cutout(size=size) if size > 2 * smallest - 2:  # at any position of its center
                 raise RecipeError(f"{path}.size: {size} always blanks the whole of {images} (lower it)")
+            case Grayscale() if info.channels == 1:
+                raise RecipeError(f"{path}: grayscale has no effect on gray images (leave it out)")
             case ColorJitter(brightness=0, contrast=0) if info.channels == 1:
                 raise RecipeError(f"{path}: color_jitter only changes brightness and contrast of gray images (set one)")
 

@@ -55,7 +55,7 @@ class Data(Section):
     """Augmentations of training images, in order; those that set the size come first, mixup and cutmix last."""
     augment_on: Literal["auto", "host", "device"] = "auto"
     """Where to augment; `auto` is the GPU if there is one. Images of different sizes are resized on the host, and so is
-    everything up to color_jitter, rand_augment or trivial_augment in the list."""
+    everything up to the last entry in the list that draws operations or changes colors or focus."""
     eval_resize: Literal["crop", "stretch"] = "crop"
     """Evaluation of images of different sizes: `crop` scales the short side and crops the center, `stretch` scales the
     whole image."""

@@ -31,7 +31,7 @@ _ADDED: Final = (
     *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time", "clip_agc")),
 )
 """Fields that are left out of the hash while they have their default, so that older recipes keep their hash."""
-_ADDED_TO_AUGMENT: Final = {"mixup": ("p", "until"), "cutmix": ("p", "until")}
+_ADDED_TO_AUGMENT: Final = {"color_jitter": ("p",), "mixup": ("p", "until"), "cutmix": ("p", "until")}
 """The same of entries of `data.augment`, by their name."""
 
 
