@@ -2,7 +2,7 @@
 
 Same as torchvision's `AutoAugment` (Cubuk et al. 2019, arXiv 1805.09501), `RandAugment` (Cubuk et al. 2020, arXiv
 1909.13719), `TrivialAugmentWide` (Müller and Hutter 2021, arXiv 2103.10158) and `AugMix` (Hendrycks et al. 2020, arXiv
-1912.02781); pixels from outside the image are black. timm's RandAugment has other operations.
+1912.02781); pixels from outside the image are black. timm's RandAugment is in `pillow`.
 """
 
 from collections.abc import Callable
@@ -143,84 +143,6 @@ class AugMix:
         original = torch.from_numpy(betaincinv(self.alpha, self.alpha, draws[:, :1].numpy()))
         gammas = torch.from_numpy(gammaincinv(self.alpha, draws[:, 1:].numpy())).clamp_(min=1e-30)
         return torch.cat([original, (1 - original) * gammas / gammas.sum(dim=1, keepdim=True)], dim=1)
-
-
-@dataclass(frozen=True)
-class LeveledOperation:
-    """An operation of timm's, and its amounts float64 [...] for levels in [0, 1] and signs -1 or 1."""
-
-    apply: GroupOperation
-    amounts: Callable[[Tensor, Tensor], Tensor] = lambda levels, signs: levels
-
-
-@dataclass(frozen=True)
-class TimmRandAugment:
-    """Apply `num_ops` operations in sequence with probability `p` each, at levels from a normal distribution.
-
-    As timm's `rand-mM-mstdS-inc1` with `deviation` S, and `magnitude` M out of 10. Draws per operation: its number,
-    whether to apply it, the level, and the sign.
-    """
-
-    operations: tuple[LeveledOperation, ...]
-    num_ops: int
-    magnitude: float
-    deviation: float
-    p: float
-    alternating: bool = False
-    needs_host: bool = True
-
-    @property
-    def num_draws(self) -> int:
-        """Draws per sample."""
-        return 4 * self.num_ops
-
-    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Return uint8 [N, C, H, W]."""
-        operation_draw, apply_draw, level_draw, sign_draw = draws.view(-1, self.num_ops, 4).unbind(2)
-        chosen = (operation_draw * len(self.operations)).long()
-        # Draws are multiples of 2^-32, and 0 has no finite quantile.
-        noise = self.deviation * torch.special.ndtri(level_draw.clamp(min=2.0**-33))
-        levels = (self.magnitude + noise).clamp_(0, 10) / 10
-        signs = torch.where(sign_draw < 0.5, -1.0, 1.0)
-        amounts = torch.stack([operation.amounts(levels, signs) for operation in self.operations])
-        amounts = amounts.gather(0, chosen[None])[0]
-        chosen = chosen.masked_fill(apply_draw >= self.p, len(self.operations))
-        applied = [*(operation.apply for operation in self.operations), color.identity]
-        return apply_operations(images, chosen, amounts, applied)
-
-
-def build_timm_rand_augment(
-    num_ops: int, magnitude: float, deviation: float, p: float, fill: tuple[int, ...]
-) -> TimmRandAugment:
-    """Build timm's RandAugment with its list of 15 operations that get stronger with the level (`inc1`).
-
-    Pixels from outside have the color `fill`, and movements are bilinear.
-    """
-
-    def signed(largest: float) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda levels, signs: levels * largest * signs
-
-    def factor(levels: Tensor, signs: Tensor) -> Tensor:
-        return (1 + levels * 0.9 * signs).clamp(min=0.1)
-
-    operations = (
-        LeveledOperation(pillow.autocontrast),
-        LeveledOperation(color.equalize),
-        LeveledOperation(pillow.invert),
-        LeveledOperation(pillow.Movement(pillow.invert_rotate, fill), signed(30.0)),
-        LeveledOperation(color.posterize, lambda levels, signs: 4 - (levels * 4).trunc()),
-        LeveledOperation(color.solarize, lambda levels, signs: 256 - (levels * 256).trunc()),
-        LeveledOperation(pillow.solarize_add, lambda levels, signs: (levels * 110).trunc()),
-        LeveledOperation(pillow.enhance_color, factor),
-        LeveledOperation(pillow.enhance_contrast, factor),
-        LeveledOperation(pillow.enhance_brightness, factor),
-        LeveledOperation(pillow.enhance_sharpness, factor),
-        LeveledOperation(pillow.Movement(pillow.invert_shear_x, fill), signed(0.3)),
-        LeveledOperation(pillow.Movement(pillow.invert_shear_y, fill), signed(0.3)),
-        LeveledOperation(pillow.Movement(pillow.invert_translate_x, fill), signed(0.45)),
-        LeveledOperation(pillow.Movement(pillow.invert_translate_y, fill), signed(0.45)),
-    )
-    return TimmRandAugment(operations, num_ops, magnitude, deviation, p)
 
 
 def build_auto_augment(policy: str) -> PolicyAugment:

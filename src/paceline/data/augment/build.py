@@ -12,14 +12,19 @@ from paceline.data.augment.auto import (
     build_augmix,
     build_auto_augment,
     build_rand_augment,
-    build_timm_rand_augment,
     build_trivial_augment,
 )
 from paceline.data.augment.color import BatchColorJitter, solarize
 from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_8_bit_color
 from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop, BatchVerticalFlip
 from paceline.data.augment.mixup import PairMixer, build_mixer
-from paceline.data.augment.pillow import BatchRandomApply, BatchThreeAugment, GaussianBlur, grayscale
+from paceline.data.augment.pillow import (
+    BatchRandomApply,
+    BatchThreeAugment,
+    GaussianBlur,
+    build_timm_rand_augment,
+    grayscale,
+)
 from paceline.data.augment.plugin import build_plugin_augment
 from paceline.data.transfer import DeviceBatch, DeviceTransfer
 from paceline.recipe.schema import augment as sections

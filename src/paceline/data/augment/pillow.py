@@ -1,4 +1,4 @@
-"""Operations as Pillow computes them, for timm's and DeiT's augmentation, which work on Pillow's images.
+"""timm's and DeiT's augmentation, with operations as Pillow computes them.
 
 Images are uint8 [N, C, H, W], with one amount per image, float64 [N]. The results equal Pillow's to the bit, whose
 rounding differs from torchvision's functions on tensors.
@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.data.augment.color import GroupOperation, apply_operations, identity, smooth_inside, solarize
+from paceline.data.augment.color import (
+    GroupOperation,
+    apply_operations,
+    equalize,
+    identity,
+    posterize,
+    smooth_inside,
+    solarize,
+)
 from paceline.data.augment.erasing import Color, fill_mask
 
 _BLUR_PASSES = 3
@@ -231,3 +239,79 @@ class BatchThreeAugment:
         chosen = (draws[:, :1] * 3).long()
         amounts = torch.where(chosen == 1, 128.0, _BLUR_RADII[0] + draws[:, 1:] * (_BLUR_RADII[1] - _BLUR_RADII[0]))
         return apply_operations(images, chosen, amounts, [grayscale, solarize, GaussianBlur(_BLUR_RADII[1])])
+
+
+@dataclass(frozen=True)
+class LeveledOperation:
+    """An operation of timm's, and its amounts float64 [...] for levels in [0, 1] and signs -1 or 1."""
+
+    apply: GroupOperation
+    amounts: Callable[[Tensor, Tensor], Tensor] = lambda levels, signs: levels
+
+
+@dataclass(frozen=True)
+class TimmRandAugment:
+    """Apply `num_ops` operations in sequence with probability `p` each, at levels from a normal distribution.
+
+    As timm's `rand-mM-mstdS-inc1` with `deviation` S, and `magnitude` M out of 10. Draws per operation: its number,
+    whether to apply it, the level, and the sign.
+    """
+
+    operations: tuple[LeveledOperation, ...]
+    num_ops: int
+    magnitude: float
+    deviation: float
+    p: float
+    alternating: bool = False
+    needs_host: bool = True
+
+    @property
+    def num_draws(self) -> int:
+        """Draws per sample."""
+        return 4 * self.num_ops
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        operation_draw, apply_draw, level_draw, sign_draw = draws.view(-1, self.num_ops, 4).unbind(2)
+        chosen = (operation_draw * len(self.operations)).long()
+        # Draws are multiples of 2^-32, and 0 has no finite quantile.
+        noise = self.deviation * torch.special.ndtri(level_draw.clamp(min=2.0**-33))
+        levels = (self.magnitude + noise).clamp_(0, 10) / 10
+        signs = torch.where(sign_draw < 0.5, -1.0, 1.0)
+        amounts = torch.stack([operation.amounts(levels, signs) for operation in self.operations])
+        amounts = amounts.gather(0, chosen[None])[0]
+        chosen = chosen.masked_fill(apply_draw >= self.p, len(self.operations))
+        applied = [*(operation.apply for operation in self.operations), identity]
+        return apply_operations(images, chosen, amounts, applied)
+
+
+def build_timm_rand_augment(num_ops: int, magnitude: float, deviation: float, p: float, fill: Color) -> TimmRandAugment:
+    """Build timm's RandAugment with its list of 15 operations that get stronger with the level (`inc1`).
+
+    Pixels from outside have the color `fill`, and movements are bilinear.
+    """
+
+    def signed(largest: float) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda levels, signs: levels * largest * signs
+
+    def factor(levels: Tensor, signs: Tensor) -> Tensor:
+        return (1 + levels * 0.9 * signs).clamp(min=0.1)
+
+    operations = (
+        LeveledOperation(autocontrast),
+        LeveledOperation(equalize),
+        LeveledOperation(invert),
+        LeveledOperation(Movement(invert_rotate, fill), signed(30.0)),
+        LeveledOperation(posterize, lambda levels, signs: 4 - (levels * 4).trunc()),
+        LeveledOperation(solarize, lambda levels, signs: 256 - (levels * 256).trunc()),
+        LeveledOperation(solarize_add, lambda levels, signs: (levels * 110).trunc()),
+        LeveledOperation(enhance_color, factor),
+        LeveledOperation(enhance_contrast, factor),
+        LeveledOperation(enhance_brightness, factor),
+        LeveledOperation(enhance_sharpness, factor),
+        LeveledOperation(Movement(invert_shear_x, fill), signed(0.3)),
+        LeveledOperation(Movement(invert_shear_y, fill), signed(0.3)),
+        LeveledOperation(Movement(invert_translate_x, fill), signed(0.45)),
+        LeveledOperation(Movement(invert_translate_y, fill), signed(0.45)),
+    )
+    return TimmRandAugment(operations, num_ops, magnitude, deviation, p)

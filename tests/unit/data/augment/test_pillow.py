@@ -10,9 +10,8 @@ import torch
 from PIL import Image, ImageFilter, ImageOps
 from torchvision.transforms.v2 import functional as F
 
-from paceline.data.augment.auto import TimmRandAugment, build_timm_rand_augment
 from paceline.data.augment.build import build_augments
-from paceline.data.augment.pillow import BatchThreeAugment, GaussianBlur
+from paceline.data.augment.pillow import BatchThreeAugment, GaussianBlur, TimmRandAugment, build_timm_rand_augment
 from paceline.recipe.schema.data import Data
 
 FILL = (124, 116, 104)
