@@ -22,7 +22,7 @@ from paceline.recipe.schema import Recipe
 
 pytestmark = pytest.mark.long
 NAMES = preset_names()
-NUM_PRESETS = 47
+NUM_PRESETS = 52
 RANKS = 2
 STEPS = 2
 VAL_IMAGES = 13  # odd, so that the ranks evaluate different numbers of images
@@ -62,6 +62,7 @@ def small(name: str, weights: Path) -> Recipe:
     if recipe.data.source.name in ("folder", "manifest"):
         patch.append(("data.image_size", pixels))
         patch += [("data.eval_image_size", 96)] if recipe.data.eval_image_size != "auto" else []
+        patch += [("data.eval_crop", 0.875)] if recipe.data.is_set("eval_crop") else []  # of photographs alone
         patch += [("data.progressive.start_size", 32)] if recipe.data.progressive != "off" else []
     if recipe.train.precision.startswith("fp16"):
         patch.append(
@@ -143,7 +144,7 @@ def lines_by_preset(forking, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return lines_by_preset
 
 
-def test_all_47_presets_are_run(lines_by_preset):
+def test_all_52_presets_are_run(lines_by_preset):
     assert len(NAMES) == len(set(NAMES)) == NUM_PRESETS
     assert sorted(lines_by_preset) == NAMES
     assert all(len(lines) == RANKS for lines in lines_by_preset.values())

@@ -63,6 +63,44 @@ def test_a_resumed_run_equals_an_uninterrupted_one(paceline, tmp_path: Path, lin
         assert final[0][name] == final[1][name]
 
 
+STRIKES_BACK = (
+    *("train", "digits", "data.batch_size=64", "data.sampler=repeated", "train.loss.name=bce", "train.epochs=4"),
+    "data.augment=[pad_crop,three_augment,{name: mixup, until: 3ep},{name: cutmix, p: 0.5, until: 3ep}]",
+    *("model.norm=none", "train.precision=fp64", "train.clip_agc=0.1", "optim.name=lamb", "optim.lr=0.005"),
+    *("checkpoint.every=9st", "log.every=1st", "log.samples=true", "parallel.threads=1"),
+)
+
+
+def test_repeated_augmentation_with_mixing_that_ends_is_exact_on_two_ranks_and_after_a_kill(
+    paceline, tmp_path: Path, lines_of
+) -> None:
+    """BCE, repeated augmentation, 3-Augment, mixup and cutmix until the last epoch, and adaptive clipping."""
+    losses, samples = {}, {}
+    for ranks in ("1", "2"):
+        args = (*STRIKES_BACK, "--ranks", ranks)
+        whole = paceline(*args, "--run-dir", f"whole-{ranks}", "--json").result
+        kill_after_a_checkpoint(paceline, tmp_path / f"killed-{ranks}", *args)
+        assert not (tmp_path / f"killed-{ranks}" / "result.json").exists()
+        resumed = paceline(*args, "--run-dir", f"killed-{ranks}", "--resume", "--json").result
+        assert resumed["weights_sha256"] == whole["weights_sha256"]
+        assert resumed["eval"] == whole["eval"]
+        for run in (tmp_path / f"whole-{ranks}", tmp_path / f"killed-{ranks}"):
+            parts = [lines_of(run / f"steps.rank{rank}.jsonl") for rank in range(int(ranks))]
+            steps = [
+                [pair for row in rows for pair in zip(row["samples"], row["crc32"], strict=True)]
+                for rows in zip(*parts, strict=True)
+            ]
+            assert samples.setdefault("first", steps) == steps
+            losses[run.name] = [row["loss"] for row in lines_of(run / "steps.jsonl")]
+    assert losses["killed-1"] == losses["whole-1"] and losses["killed-2"] == losses["whole-2"]
+    # Two ranks sum gradients in another order.
+    assert losses["whole-2"] == pytest.approx(losses["whole-1"], rel=1e-9)
+    epoch = [sample for step in samples["first"][: len(samples["first"]) // 4] for sample, _ in step]
+    assert len(set(epoch)) == -(-len(epoch) // 3)
+    crcs = {pair for step in samples["first"][: len(samples["first"]) // 4] for pair in step}
+    assert len(crcs) > 0.95 * len(epoch)  # almost every version is another image
+
+
 def test_the_logs_of_a_resumed_run_equal_those_of_an_uninterrupted_one(paceline, tmp_path: Path, lines_of) -> None:
     """The intervals of log, evaluation and checkpoint do not divide one another, so a record spans the interruption."""
     args = (*ARGS, "train.epochs=1", "checkpoint.every=3st", "log.every=4st", "train.eval_every=3st")

@@ -21,6 +21,7 @@ from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.pack.reader import PackSource, open_pack
+from paceline.data.sampler import build_sampler
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.timing import LoaderName
@@ -30,6 +31,7 @@ from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, W
 NUM_TRAIN, NUM_VAL, SIZE = 30, 11, 24
 FILES = Data(augment=("random_resized_crop", "flip", "rotate", "cutout", "mixup", "cutmix"))  # type: ignore[arg-type]
 PIXELS = Data(augment=("pad_crop", {"name": "flip", "mode": "alternating"}, "rotate", "mixup"))  # type: ignore[arg-type]
+REPEATED = Data(augment=("random_resized_crop", "flip", "three_augment", "mixup"), sampler="repeated")  # type: ignore[arg-type]
 MOST_OFF, MEAN_OFF = 20, 0.6
 """Largest and mean difference in gray levels of the native loader, which resizes luma and chroma.
 
@@ -171,7 +173,8 @@ def options_of(loader: LoaderName) -> LoaderOptions:
 
 def train_batches(data: Data, source: Source, loader: LoaderName, first: int = 0) -> list[Batch]:
     """Return the batches of more than two epochs."""
-    order = TrainOrder(seed=3, num_images=len(source), batch_size=8)
+    sampler = build_sampler(data.model_copy(update={"batch_size": 8}))
+    order = TrainOrder(seed=3, num_images=len(source), batch_size=8, sampler=sampler)
     built = build_train_loader(data, source, order, lambda step: SIZE, options_of(loader))
     found = list(built.batches(first, 8))
     built.close()
@@ -214,6 +217,23 @@ def test_every_source_and_loader_gives_the_batches_of_the_folder(datasets: Datas
     assert_same(expected[0], train_batches(FILES, datasets.train, loader), loader)
     assert_same(expected[0][5:], train_batches(FILES, datasets.train, loader, first=5), loader)
     assert_same(expected[1], eval_batches(FILES, datasets.val, loader), loader)
+
+
+@pytest.mark.parametrize(
+    ("datasets", "loader"), [pair for pair in PAIRS if pair[0] in ("folder", "pack")], indirect=["datasets"]
+)
+def test_repeated_images_are_augmented_alike_by_every_loader(datasets: Datasets, loader: LoaderName) -> None:
+    if loader == "native":
+        if load_native() is None:
+            pytest.skip(NATIVE_MISSING_MESSAGE)
+        # Not solarized, which turns rounding into white.
+        data = REPEATED.model_copy(update={"augment": (*REPEATED.augment[:2], REPEATED.augment[3])})
+    else:
+        data = REPEATED
+    expected = train_batches(data, datasets.train, "inline")
+    assert_same(expected, train_batches(data, datasets.train, loader), loader)
+    for batch in expected:
+        assert len(set(batch.indices.tolist())) < len(batch) == len({image.numpy().tobytes() for image in batch.images})
 
 
 def test_a_pack_has_the_fingerprint_of_its_folder(folder: Path, tmp_path: Path) -> None:

@@ -13,22 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.random import Stream, permutation, uniform
+from paceline.data.sampler import EpochOrder, Sampler, ShuffleSampler
 
 # Beyond the seeds of recipes, so that a subset is independent of any training order.
 _SUBSET_SEED = 2**63
 
+_SHUFFLE = ShuffleSampler()
+
 # From a global step to the height and width of its images in pixels, such as `Plan.train_size`.
 ImageSizeAtStep = Callable[[int], int]
-# From a batch's uniform mixing draws to the draws that mixing on a device needs, see `PairMixer.prepare`.
-PrepareMixDraws = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+# From a batch's uniform mixing draws and its step to the draws that mixing on a device needs, see `PairMixer.prepare`.
+PrepareMixDraws = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Exact training order: global step s takes one slice of its epoch's permutation, and rank r the r-th part of it.
+    """Exact training order: global step s takes one slice of its epoch's order, and rank r the r-th part of it.
 
-    Samples that do not fill a batch at the end of an epoch are dropped. Without `is_random`, every epoch is 0, 1, 2,
-    ...
+    Samples that do not fill a batch at the end of an epoch are dropped.
     """
 
     seed: int
@@ -36,13 +38,13 @@ class TrainOrder:
     batch_size: int
     rank: int = 0
     world_size: int = 1
-    is_random: bool = True
-    _cache: dict[int, NDArray[np.int64]] = field(default_factory=dict, repr=False, compare=False)
+    sampler: Sampler = _SHUFFLE
+    _cache: dict[int, EpochOrder] = field(default_factory=dict, repr=False, compare=False)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Number of full batches per epoch."""
-        return self.num_images // self.batch_size
+        return self.sampler.num_samples(self.num_images) // self.batch_size
 
     def epoch(self, step: int) -> int:
         """Return the epoch of global step `step`, both counted from 0."""
@@ -50,18 +52,24 @@ class TrainOrder:
 
     def indices(self, step: int) -> NDArray[np.int64]:
         """Return this rank's sample indices of global step `step`, int64 [rank_batch]."""
+        return self._select(step).indices
+
+    def draw_keys(self, step: int) -> NDArray[np.int64]:
+        """Return the keys of the random draws of these samples, int64 [rank_batch]."""
+        return self._select(step).draw_keys
+
+    def _select(self, step: int) -> EpochOrder:
         epoch, position = divmod(step, self.steps_per_epoch)
         rank_batch = self.batch_size // self.world_size
         start = position * self.batch_size + self.rank * rank_batch
-        if not self.is_random:
-            return np.arange(start, start + rank_batch, dtype=np.int64)
-        return self._permutation(epoch)[start : start + rank_batch]
+        indices, draw_keys = self._order(epoch)
+        return EpochOrder(indices[start : start + rank_batch], draw_keys[start : start + rank_batch])
 
-    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+    def _order(self, epoch: int) -> EpochOrder:
         order = self._cache.get(epoch)
         if order is None:
-            order = permutation(self.seed, epoch, self.num_images)
-            # Keep two epochs: at a boundary, threads work on both. A permutation of 10 M samples takes 80 MB.
+            order = self.sampler.order(self.seed, epoch, self.num_images)
+            # Keep two epochs: at a boundary, threads work on both. An order of 10 M samples takes 80 MB.
             for old in sorted(self._cache)[:-1]:
                 self._cache.pop(old, None)
             self._cache[epoch] = order
@@ -117,18 +125,16 @@ class EvalShard:
         return np.sort(permutation(_SUBSET_SEED, 0, self.split_size)[: self.num_images])
 
 
-def draw_uniform(
-    seed: int, epoch: int, indices: NDArray[np.int64], is_alternating: Sequence[bool]
-) -> NDArray[np.float64]:
-    """Draw float64 [N, D] in [0, 1), with D the length of `is_alternating`.
+def draw_uniform(seed: int, epoch: int, keys: NDArray[np.int64], is_alternating: Sequence[bool]) -> NDArray[np.float64]:
+    """Draw float64 [N, D] in [0, 1) for samples with `keys`, with D the length of `is_alternating`.
 
     A fresh draw changes every epoch. An alternating draw belongs to the sample and advances by 1/2 (mod 1) per epoch,
     so it is below 1/2 in every second epoch.
     """
-    draws = uniform(seed, Stream.AUGMENT, epoch, indices, len(is_alternating))
+    draws = uniform(seed, Stream.AUGMENT, epoch, keys, len(is_alternating))
     alternating = np.flatnonzero(is_alternating)
     if len(alternating):
-        per_sample = uniform(seed, Stream.SAMPLE, 0, indices, len(alternating))
+        per_sample = uniform(seed, Stream.SAMPLE, 0, keys, len(alternating))
         draws[:, alternating] = (per_sample + 0.5 * (epoch % 2)) % 1.0
     return draws
 
@@ -155,7 +161,7 @@ class BatchSchedule(Protocol):
 
 @dataclass(frozen=True)
 class TrainBatchSchedule:
-    """The batch of each global step, with draws keyed by (seed, epoch, sample index)."""
+    """The batch of each global step, with draws keyed by (seed, epoch, the order's `draw_keys`)."""
 
     order: TrainOrder
     size_at_step: ImageSizeAtStep
@@ -191,13 +197,13 @@ class TrainBatchSchedule:
         return f"the batch of step {number + 1:,}"
 
     def _draw_steps(self, first: int, stop: int) -> list[NDArray[np.float64]]:
-        indices = np.concatenate([self.order.indices(step) for step in range(first, stop)])
-        draws = draw_uniform(self.order.seed, self.order.epoch(first), indices, self.is_alternating)
-        steps = np.split(draws, stop - first)
-        for step in steps if self.prepare else ():
-            assert self.prepare is not None
-            step[:, -self.num_mix_draws :] = self.prepare(step[:, -self.num_mix_draws :])
-        return steps
+        keys = np.concatenate([self.order.draw_keys(step) for step in range(first, stop)])
+        draws = draw_uniform(self.order.seed, self.order.epoch(first), keys, self.is_alternating)
+        draws_of_steps = np.split(draws, stop - first)
+        if self.prepare:
+            for step, own in enumerate(draws_of_steps, start=first):
+                own[:, -self.num_mix_draws :] = self.prepare(own[:, -self.num_mix_draws :], step)
+        return draws_of_steps
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from paceline.data.bad_images import ImageError
 from paceline.data.order import TrainOrder
 from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import LocalShards
+from paceline.data.sampler import build_sampler
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.lmdb import LmdbSource
@@ -38,7 +39,7 @@ def prepare_page_cache(recipe: Recipe, *, is_cold: bool) -> None:
     elif data.stage != "off" or not is_from_files:
         return
     source = build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip").train
-    order = TrainOrder(recipe.seed, len(source), data.global_batch_size, is_random=data.order == "random")
+    order = TrainOrder(recipe.seed, len(source), data.global_batch_size, sampler=build_sampler(data))
     steps = _count_steps(recipe.train, order.steps_per_epoch)
     # All ranks together read whole batches of the global order.
     indices = np.arange(len(source), dtype=np.int64)
@@ -78,6 +79,11 @@ def _check_reads_from_disk(data: Data, *, is_from_files: bool) -> None:
         raise RecipeError(
             f"data.stage: {data.stage} makes the run read a fresh copy, so it cannot be cold (set "
             f"data.stage=off, or leave out `cache: cold`)"
+        )
+    if data.sampler.name != "shuffle":
+        raise RecipeError(
+            f"data.sampler: {data.sampler.name} may read an image twice, and then it comes from memory, so no run is "
+            f"cold (set data.sampler=shuffle, or leave out `cache: cold`)"
         )
     if not is_from_files:
         raise RecipeError(

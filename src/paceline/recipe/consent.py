@@ -12,7 +12,7 @@ from paceline.recipe.schema.base import is_plugin_name
 OWN_CODE: Final = "--own-code"
 EVALUATED: Final = ("model", "data.source", "train.metrics", "train.monitor")
 """Fields whose plugins an evaluation imports."""
-_SECTIONS: Final = ("model", "data.source", "optim", "train.loss")
+_SECTIONS: Final = ("model", "data.source", "data.sampler", "optim", "train.loss")
 _LISTS: Final = ("data.augment", "log.sinks", "train.callbacks", "train.metrics")
 
 

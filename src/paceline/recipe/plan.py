@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, MixUp, PadCrop
+from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, Grayscale, MixUp, PadCrop
 from paceline.recipe.schema.base import Auto, Off
 from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
 from paceline.recipe.schema.optim import OneCycle, OptimSection, ScheduleSection, Step
 from paceline.recipe.schema.recipe import Checkpoint
+from paceline.recipe.schema.sampler import Repeated
 from paceline.recipe.schema.train import Ema, Parallel, Train
 
 if TYPE_CHECKING:
@@ -65,18 +66,28 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def derive(cls, recipe: Recipe, world_size: int, train: "DatasetInfo", val: "DatasetInfo") -> Self:
-        """Derive the plan of `recipe` on `world_size` ranks. Raise `RecipeError` or `DataError` if it does not fit."""
+    def derive(
+        cls,
+        recipe: Recipe,
+        world_size: int,
+        train: "DatasetInfo",
+        val: "DatasetInfo",
+        num_samples: int | None = None,
+    ) -> Self:
+        """Derive the plan of `recipe` on `world_size` ranks. Raise `RecipeError` or `DataError` if it does not fit.
+
+        `num_samples` are the sampler's samples per epoch, by default as many as training images.
+        """
         recipe = resolve_batch(recipe, world_size)
         data, batch_size = recipe.data, recipe.data.global_batch_size
         micro_batch = divide_batch(recipe, world_size)
-        steps_per_epoch = train.num_images // batch_size  # incomplete batches are dropped
+        num_samples = train.num_images if num_samples is None else num_samples
+        steps_per_epoch = num_samples // batch_size  # incomplete batches are dropped
         if steps_per_epoch == 0:
-            suggested = _suggest_batch_size(train.num_images, _divisor(data, recipe.train, world_size))
+            suggested = _suggest_batch_size(num_samples, _divisor(data, recipe.train, world_size))
             fix = f"try {suggested}" if suggested else "add images, or use fewer ranks"
-            raise RecipeError(
-                f"data.batch_size: {batch_size} is more than the {train.num_images} training images ({fix})"
-            )
+            raise RecipeError(f"data.batch_size: {batch_size} is more than the {num_samples} training images ({fix})")
+        _check_repeats(data, batch_size)
         if val.num_images == 0 and recipe.train.eval_every != "off":
             why = f": {val.notes[0]}" if val.notes else ""
             raise DataError(
@@ -117,7 +128,7 @@ class Plan:
             eval_image_size=eval_image_size(data, train),
             train_sizes=train_sizes,
             steps_per_epoch=steps_per_epoch,
-            dropped_images=train.num_images - steps_per_epoch * batch_size,
+            dropped_images=num_samples - steps_per_epoch * batch_size,
             total_steps=total_steps,
             eval_every=interval(recipe.train.eval_every),
             checkpoint_every=checkpoint_every,
@@ -130,7 +141,7 @@ class Plan:
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
                 *_note_dropped_images(
-                    batch_size, train.num_images, steps_per_epoch, _divisor(data, recipe.train, world_size)
+                    batch_size, num_samples, steps_per_epoch, _divisor(data, recipe.train, world_size)
                 ),
                 *_note_beyond_end(
                     recipe.schedule,
@@ -217,6 +228,16 @@ def _divisor(data: Data, train: Train, world_size: int) -> int:
     """Return the number that the batch must be a multiple of."""
     # Neighbors that are mixed (MixUp, CutMix) stay together in one micro-batch.
     return world_size * train.accumulate * (2 if _mixes_images(data) else 1)
+
+
+def _check_repeats(data: Data, batch_size: int) -> None:
+    """Raise `RecipeError` if a batch is so small that versions of one image would be mixed with each other."""
+    if isinstance(data.sampler, Repeated) and _mixes_images(data) and batch_size < 2 * data.sampler.repeats:
+        smallest = 2 * data.sampler.repeats
+        raise RecipeError(
+            f"data.batch_size: {batch_size} is too small for {_mixes_images(data)} of images that repeat "
+            f"{data.sampler.repeats} times (try {smallest})"
+        )
 
 
 def _suggest_batch_size(num_images: int, divisor: int) -> int:
@@ -444,6 +465,8 @@ def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
                 raise RecipeError(f"{path}.padding: {padding} is not less than the side of {images} (lower it)")
             case Cutout(size=size) if size > 2 * smallest - 2:  # at any position of its center
                 raise RecipeError(f"{path}.size: {size} always blanks the whole of {images} (lower it)")
+            case Grayscale() if info.channels == 1:
+                raise RecipeError(f"{path}: grayscale has no effect on gray images (leave it out)")
             case ColorJitter(brightness=0, contrast=0) if info.channels == 1:
                 raise RecipeError(f"{path}: color_jitter only changes brightness and contrast of gray images (set one)")
 

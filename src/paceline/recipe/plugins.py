@@ -1,4 +1,4 @@
-"""Import plugins (models, data sources, optimizers, callbacks, sinks, ...), and record which code they are."""
+"""Import plugins (models, data sources, samplers, optimizers, callbacks, ...), and record which code they are."""
 
 import hashlib
 import importlib
@@ -21,6 +21,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.base import LIBRARIES, is_plugin_name, refusal_reason
 from paceline.recipe.schema.optim import OwnOptim
+from paceline.recipe.schema.sampler import OwnSampler
 from paceline.recipe.schema.source import OwnSource
 from paceline.recipe.schema.train import OwnLoss, OwnSink, Train
 
@@ -58,6 +59,9 @@ OPTIMIZER: Final = PluginContract("an optimizer", ("lr",), ("groups",))
 AUGMENT: Final = PluginContract(
     "an augmentation",
     methods={"num_draws": "num_draws: int", "__call__": "def __call__(self, images, draws) -> images"},
+)
+SAMPLER: Final = PluginContract(
+    "a sampler", methods={"__call__": "def __call__(self, seed, epoch, num_images) -> indices"}
 )
 SINK: Final = PluginContract(
     "a sink",
@@ -174,6 +178,8 @@ def plugins_of(recipe: Recipe) -> Iterator[PluginRef]:
         yield PluginRef("model", model.name, model.args, MODEL)
     if isinstance(source, OwnSource):
         yield PluginRef("data.source", source.name, source.args, SOURCE)
+    if isinstance(recipe.data.sampler, OwnSampler):
+        yield PluginRef("data.sampler", recipe.data.sampler.name, recipe.data.sampler.args, SAMPLER)
     if isinstance(optim, OwnOptim):
         yield PluginRef("optim", optim.name, optim.args, OPTIMIZER)
     yield from _plugins_of_training(recipe.train)

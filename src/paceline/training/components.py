@@ -28,6 +28,7 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model, is_published
 from paceline.recipe.schema.train import Train
 from paceline.training.checkpoint import load_model
+from paceline.training.clipping import build_adaptive_clip
 from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry, StepCoordinator, never_up
 from paceline.training.ema import build_weight_average
@@ -343,4 +344,7 @@ def _build_update(context: RunContext, training_state: TrainingState, reporter: 
         probe=GradientProbe(training_state.model),
         average=training_state.average,
         max_norm=math.inf if train.clip_norm == "off" else train.clip_norm,
+        adaptive_clip=build_adaptive_clip(
+            train.clip_agc, training_state.model, precision.master, context.plan.num_classes
+        ),
     )

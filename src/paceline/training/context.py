@@ -25,6 +25,7 @@ from paceline.data.loaders.build import (
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.loaders.process import BATCHES_PER_WORKER
 from paceline.data.order import EvalShard, TrainOrder
+from paceline.data.sampler import build_sampler
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
@@ -86,7 +87,9 @@ class RunContext:
     ) -> "RunContext":
         """Return the context for training on `train_ranks` ranks, by default those of the world."""
         recipe = resolve_batch(recipe, train_ranks or world.world_size)
-        plan = Plan.derive(recipe, train_ranks or world.world_size, datasets.train.info, datasets.val.info)
+        train, num_ranks = datasets.train.info, train_ranks or world.world_size
+        num_samples = build_sampler(recipe.data).num_samples(train.num_images)
+        plan = Plan.derive(recipe, num_ranks, train, datasets.val.info, num_samples)
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
@@ -165,10 +168,12 @@ class RunContext:
             plan.batch_size,
             world.rank,
             world.world_size,
-            is_random=data.order == "random",
+            sampler=build_sampler(data),
         )
         options = replace(self._loader_options, clock=now_s if self.recipe.measure.clock == "on" else None)
-        loader = self._close_at_end(build_train_loader(data, self.datasets.train, order, plan.train_size, options))
+        loader = self._close_at_end(
+            build_train_loader(data, self.datasets.train, order, plan.train_size, options, plan.steps)
+        )
         if data.replay == "off":
             return loader
         return ReplayLoader(loader, NUM_REPLAYED_BATCHES, transfer.to_device if data.replay == "device" else None)

@@ -16,6 +16,7 @@ from paceline.parallel.build import build_strategy
 from paceline.parallel.process_group import rendezvous
 from paceline.recipe.plugins import plugins_of
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.sampler import Shuffle
 from paceline.recipe.schema.train import Parallel
 from paceline.training.checkpoint import load_model
 from paceline.training.context import open_context
@@ -42,6 +43,8 @@ def evaluate(
     report of rank 0 has a calibration. Plugins of
     the model and the dataset are imported: the caller has checked the user's consent.
     """
+    # An evaluation takes no training samples, and imports no code for them.
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"sampler": Shuffle()})})
     read = partial(read_eval_data, recipe, run_recipe, checkpoint, print_line if world.is_main else discard_message)
     with rendezvous(world, recipe.parallel) as store, contextlib.ExitStack() as exit_stack:
         for plugin in plugins_of(recipe):

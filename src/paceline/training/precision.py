@@ -80,6 +80,10 @@ class MasterWeights:
             named.append((name, master))
         return named
 
+    def copy_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the master copy of `parameter`, or itself without one."""
+        return next((master for _, original, master in self._pairs if original is parameter), parameter)
+
     def copy_grads(self) -> None:
         """Copy each gradient to its master parameter in float32, and free the original."""
         for _, parameter, master in self._pairs:

@@ -17,6 +17,7 @@ from paceline.data.transfer import DeviceTransfer
 from paceline.measure import Clock
 from paceline.parallel.strategy import Strategy
 from paceline.training.checkpoint import FinalSave
+from paceline.training.clipping import AdaptiveClip
 from paceline.training.coordinator import StepCoordinator, StepDecision
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import ModelEvaluator
@@ -47,6 +48,7 @@ class OptimizerUpdate:
     probe: GradientProbe
     average: WeightAverage | None
     max_norm: float
+    adaptive_clip: AdaptiveClip | None = None
 
     def __call__(self, state: TrainState, loss: Tensor) -> None:
         """Finish step `state.step` (from 0) with mean loss `loss` on this rank."""
@@ -79,7 +81,10 @@ class OptimizerUpdate:
             self.precision.master.copy_grads()
         if self.precision.scaler:
             self.precision.scaler.unscale([each.grad for each in self.parameters if each.grad is not None])
-        return self.strategy.clip(self.parameters, self.max_norm)
+        norm = self.strategy.clip(self.parameters, self.max_norm)
+        if self.adaptive_clip:
+            self.adaptive_clip()
+        return norm
 
     def step_optimizer(self) -> None:
         """Run the optimizer step unconditionally."""

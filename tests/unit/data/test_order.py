@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from paceline.core.random import permutation
-from paceline.data import order as sampler
+from paceline.data import sampler
 from paceline.data.order import EvalShard, TrainOrder
+from paceline.data.sampler import ShuffleSampler
 
 
 def order(rank: int = 0, world_size: int = 1) -> TrainOrder:
@@ -101,7 +102,7 @@ def test_permutations_of_two_epochs_are_cached(monkeypatch) -> None:
 
 def test_without_shuffling_every_epoch_has_the_order_of_the_source_for_any_world_size() -> None:
     def stored(rank: int = 0, world_size: int = 1) -> TrainOrder:
-        return TrainOrder(3, 103, 12, rank, world_size, is_random=False)
+        return TrainOrder(3, 103, 12, rank, world_size, sampler=ShuffleSampler(is_random=False))
 
     for step in range(20):
         begin = step % 8 * 12

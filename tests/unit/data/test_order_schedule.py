@@ -10,7 +10,9 @@ ALTERNATING = (False, True, False, False, False)
 
 
 def schedule(at_once: int) -> TrainBatchSchedule:
-    return TrainBatchSchedule(ORDER, lambda step: 10 + step, ALTERNATING, 2, lambda draws: draws * 2, at_once)
+    return TrainBatchSchedule(
+        ORDER, lambda step: 10 + step, ALTERNATING, 2, lambda draws, step: draws * (2 + step), at_once
+    )
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4, 100])
@@ -19,7 +21,7 @@ def test_draws_of_a_group_equal_draws_of_single_steps(at_once: int, requested) -
     several = schedule(at_once)
     for step in requested:
         expected = draw_uniform(5, step // 6, ORDER.indices(step), ALTERNATING)
-        expected[:, 3:] *= 2
+        expected[:, 3:] *= 2 + step
         assert np.array_equal(several.draws(step), expected)
         assert np.array_equal(several.indices(step), ORDER.indices(step)) and several.size(step) == 10 + step
 

@@ -19,6 +19,7 @@ from paceline.data.bad_images import ImageError
 from paceline.data.convert.lmdb_writer import write_lmdb
 from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.order import TrainOrder
+from paceline.data.sampler import ShuffleSampler
 from paceline.data.sources.build import build_datasets
 from paceline.lab.page_cache import (
     check_reads_once,
@@ -113,7 +114,7 @@ def test_files_are_out_of_the_cache_before_a_cold_run_and_in_it_before_a_warm_on
 def test_the_samples_that_a_run_takes_are_read_and_no_others(order: str, root: Path, tmp_path: Path) -> None:
     recipe = recipe_of(as_folder(root, tmp_path), **{"data.order": order, "seed": 5})
     source = build_datasets(recipe.data.source, may_download=False).train
-    taken = TrainOrder(5, NUM_TRAIN, 4, is_random=order == "random")
+    taken = TrainOrder(5, NUM_TRAIN, 4, sampler=ShuffleSampler(is_random=order == "random"))
     expected = {int(index) for step in range(2) for index in taken.indices(step)}
     evict_files(list_source_files(source))
     prepare_page_cache(recipe, is_cold=False)

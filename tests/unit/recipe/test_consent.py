@@ -17,6 +17,7 @@ NAMES = """\
 model: {name: "leaving:Net"}
 data:
   source: {name: "leaving:Data"}
+  sampler: {name: "leaving:Sampler"}
   augment: [flip, "leaving:Change"]
 optim: {name: "leaving:Optim", lr: 0.1}
 log: {sinks: ["leaving:Sink"]}
@@ -25,6 +26,7 @@ train: {epochs: 1}
 ALL = {
     "model.name": "leaving:Net",
     "data.source.name": "leaving:Data",
+    "data.sampler.name": "leaving:Sampler",
     "data.augment[1].name": "leaving:Change",
     "optim.name": "leaving:Optim",
     "log.sinks[0].name": "leaving:Sink",
@@ -42,6 +44,7 @@ def arguments_without(field: str) -> list[str]:
     others = {
         "model.name": "resnet18_cifar",
         "data.source.name": "digits",
+        "data.sampler.name": "shuffle",
         "data.augment[1].name": "[]",
         "optim.name": "sgd",
         "log.sinks[0].name": "[]",
@@ -86,7 +89,7 @@ def test_code_named_on_the_command_line_or_by_a_script_needs_no_consent() -> Non
 
 
 def test_only_the_plugins_that_are_imported_count() -> None:
-    loaded = load("r.yaml", Patch.parse(["data.source.name=digits", "data.augment=[]"]))
+    loaded = load("r.yaml", Patch.parse(["data.source.name=digits", "data.sampler=shuffle", "data.augment=[]"]))
     require_consent(loaded, own_code=False, paths=("data.",))
     with pytest.raises(RecipeError, match=r"model\.name"):
         require_consent(loaded, own_code=False, paths=("model", "data.source"))
@@ -97,6 +100,7 @@ def test_settings_of_a_ladder_are_looked_at_whether_or_not_they_fit_a_recipe() -
         ({"model": {"name": "a:B", "nonsense": 1}}, "model.name"),
         ({"data": {"source": {"name": "a:B"}}}, "data.source.name"),
         ({"data": {"augment": ["flip", "a:B"]}}, "data.augment[1].name"),
+        ({"data": {"sampler": "a:B"}}, "data.sampler.name"),
         ({"log": {"sinks": [{"name": "a:B"}]}}, "log.sinks[0].name"),
         ({"optim": {"name": "a:B"}}, "optim.name"),
     ):

@@ -125,3 +125,12 @@ def test_jitter_without_effect_on_grey_images_is_refused(plan, refusal, strength
 @pytest.mark.parametrize("word", ["data.augment=[color_jitter]", "data.augment=[{name: color_jitter, brightness: 0}]"])
 def test_jitter_of_which_something_is_left_may_change_grey_images(plan, word):
     assert plan(word).channels == 1
+
+
+def test_a_batch_in_which_versions_of_one_image_would_be_mixed_is_refused(plan, refusal):
+    words = ("data.sampler={name: repeated, repeats: 3}", "data.augment=[mixup]")
+    message = refusal(plan, *words, "data.batch_size=4")
+    assert message.startswith("data.batch_size: 4 is too small for mixup of images that repeat 3 times (try 6)")
+    assert (
+        plan(*words, "data.batch_size=6").steps_per_epoch == plan(words[0], "data.batch_size=6").steps_per_epoch == 166
+    )

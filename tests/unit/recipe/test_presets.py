@@ -44,6 +44,7 @@ EXPECTED = {
     "ddp-post/ddp",
     "ddp-post/ddp-amp",
     "ddp-post/single",
+    "deit3-small",
     "digits",
     "fashion-cpu",
     "folder",
@@ -59,6 +60,10 @@ EXPECTED = {
     "quant/resnet18-imagenet-o2",
     "quant/resnet18-imagenet-o3",
     "synthetic",
+    "timm-a1",
+    "timm-a2",
+    "timm-a3",
+    "torchvision-v2",
 }
 LABELS = ("Target", "Hardware", "Time", "Command", "Source")
 VARIANTS = {
@@ -94,6 +99,11 @@ VARIANTS = {
     ("quant/resnet18-imagenet", "quant/resnet18-imagenet-bs512"): {"data.batch_size"},
     ("quant/resnet18-imagenet-bs512", "quant/resnet18-imagenet-bs512-o1"): {"train.precision"},
     ("quant/resnet18-imagenet-bs512", "quant/resnet18-imagenet-bs512-o2"): {"train.precision"},
+    ("timm-a1", "timm-a2"): {"data.augment", "optim.weight_decay", "train.epochs", "train.label_smoothing"},
+    ("timm-a2", "timm-a3"): {
+        *("data.augment", "data.image_size", "data.eval_image_size", "data.sampler.name", "data.sampler.repeats"),
+        *("model.drop_path", "optim.lr", "schedule.warmup_start", "schedule.final", "train.epochs"),
+    },
     ("imagenet-resnet50-16ep", "imagenet-resnet18-16ep"): {
         "data.batch_size",
         "model.name",
@@ -127,9 +137,9 @@ def flat(values, prefix=""):
     return leaves
 
 
-def test_there_are_47_presets_and_they_are_the_files_of_the_folder():
+def test_there_are_52_presets_and_they_are_the_files_of_the_folder():
     files = [path for path in PRESETS.rglob("*") if path.is_file()]
-    assert len(NAMES) == 47
+    assert len(NAMES) == 52
     assert set(NAMES) == EXPECTED
     assert sorted(f"{name}.yaml" for name in NAMES) == sorted(str(path.relative_to(PRESETS)) for path in files)
 

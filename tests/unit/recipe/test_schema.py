@@ -94,7 +94,7 @@ def test_only_what_cannot_be_guessed_is_required():
     required = {f"{name}.{key}" for name, section in SECTIONS.items() for key in section.get("required", [])}
     lists = {"Manifest.train", "WebDataset.train", "WebDataset.val"}
     places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
-    own = {f"Own{part}.name" for part in ("Source", "Optim", "Augment", "Sink", "Loss", "Callback")}
+    own = {f"Own{part}.name" for part in ("Source", "Sampler", "Optim", "Augment", "Sink", "Loss", "Callback")}
     ours = {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size"}
     assert required == {*ours, *lists, *places, *own, "OwnOptim.lr"}
 
@@ -102,7 +102,7 @@ def test_only_what_cannot_be_guessed_is_required():
 def test_every_section_of_a_recipe_is_frozen(resolve):
     words = ["train.stop.top1=0.9", "data.augment=[flip, rotate]"]
     found = list(sections(resolve(*words).recipe))
-    assert len(found) == 15
+    assert len(found) == 16
     for section in found:
         for name in type(section).model_fields:
             with pytest.raises(ValidationError, match="frozen"):
@@ -177,34 +177,36 @@ def test_recipes_that_differ_anywhere_have_different_hashes(resolve):
         ["checkpoint.every=off"], ["measure.clock=off"], ["log.every=1st"], ["log.samples=true"],
         ["train.loss=bce"], ["train.loss=focal"], ["train.metrics=[f1]"], ["train.metrics=[auroc]"],
         ["train.monitor=loss"], ["train.patience=1"], ["train.patience=1ep"], ["train.max_time=1h"],
+        ["data.sampler=repeated"], ["data.sampler={name: repeated, repeats: 4}"], ["data.sampler='a:B'"],
+        ["data.augment=[mixup]"], ["data.augment=[{name: mixup, until: 1ep}]"],
+        ["data.augment=[{name: mixup, p: 0.5}]"], ["train.clip_agc=0.01"],
     ]  # fmt: skip
     hashes = [resolve(*words).recipe.hash for words in changes]
-    assert len(set(hashes)) == len(hashes) == 40
+    assert len(set(hashes)) == len(hashes) == 47
     assert all(re.fullmatch("[0-9a-f]{12}", each) for each in hashes)
 
 
 def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     """The hash leaves out the default of a later field, so that results of one recipe stay comparable."""
-    recipe = resolve().recipe
+    recipe = resolve("data.augment=[mixup, {name: cutmix, p: 0.5}]").recipe
     values = recipe.to_dict()
-    for name in ("loss", "metrics", "monitor", "patience", "max_time", "callbacks"):
+    mixup, cutmix = values["data"]["augment"]
+    del mixup["p"], mixup["until"], cutmix["until"]
+    for name in ("loss", "metrics", "monitor", "patience", "max_time", "callbacks", "clip_agc"):
         del values["train"][name]
     for section, name in (
         ("data", "interpolation"),
         ("data", "auto_image_size"),
+        ("data", "sampler"),
         ("model", "checkpoint_activations"),
         ("model", "weights_sha256"),
     ):
         del values[section][name]
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     assert recipe.hash == hashlib.sha256(text.encode()).hexdigest()[:12]
-    defaults = [
-        "train.loss=cross_entropy",
-        "train.metrics=[]",
-        "train.callbacks=[]",
-        "train.monitor=auto",
-        "train.patience=off",
-    ]
+    defaults = ["data.augment=[mixup, {name: cutmix, p: 0.5, until: off}]", "data.sampler=shuffle"]
+    defaults += ["train.loss=cross_entropy", "train.metrics=[]", "train.monitor=auto", "train.patience=off"]
+    defaults += ["train.callbacks=[]"]
     assert resolve(*defaults, "train.max_time=off").recipe.hash == recipe.hash
 
 
@@ -256,6 +258,20 @@ def test_the_name_of_a_variant_is_written_first(resolve):
         ),
         (["train.class_weights={a: true}"], "the weight of 'a', True, is not a number greater than 0 (give one)"),
         (["data.augment=[mixup, flip]"], "only mixup or cutmix may follow it"),
+        (
+            ["data.augment=[{name: mixup, until: 0ep}]"],
+            "data.augment[0].until: 0ep mixes no image (set until=off for the whole run, or leave the section out)",
+        ),
+        (
+            ["data.sampler=repeated", "data.order=stored"],
+            "order stored has no effect with sampler repeated (set order=random)",
+        ),
+        (["train.clip_agc=0.01", "train.clip_norm=1"], "clip_agc 0.01 and clip_norm 1 both clip (set one to off)"),
+        (
+            ["train.clip_agc=0.01", "parallel.strategy=fsdp"],
+            "train.clip_agc: 0.01 needs whole weights, which fsdp shards (set parallel.strategy=ddp)",
+        ),
+        (["data.sampler={name: repeated, repeats: 1}"], "data.sampler.repeats: 1 should be greater than or equal to 2"),
         (["data.augment=[mixup, cutmix, mixup]"], "data.augment: mixup is named twice (name it once)"),
         (["data.augment=[cutmix, cutmix]"], "data.augment: cutmix is named twice (name it once)"),
         (

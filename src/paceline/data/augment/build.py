@@ -8,11 +8,23 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.data.augment.auto import build_rand_augment, build_trivial_augment
-from paceline.data.augment.color import BatchColorJitter
+from paceline.data.augment.auto import (
+    build_augmix,
+    build_auto_augment,
+    build_rand_augment,
+    build_trivial_augment,
+)
+from paceline.data.augment.color import BatchColorJitter, solarize
 from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_8_bit_color
-from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop
+from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop, BatchVerticalFlip
 from paceline.data.augment.mixup import PairMixer, build_mixer
+from paceline.data.augment.pillow import (
+    BatchRandomApply,
+    BatchThreeAugment,
+    GaussianBlur,
+    build_timm_rand_augment,
+    grayscale,
+)
 from paceline.data.augment.plugin import build_plugin_augment
 from paceline.data.transfer import DeviceBatch, DeviceTransfer
 from paceline.recipe.schema import augment as sections
@@ -57,17 +69,41 @@ def _build_augment(section: Section, position: int, mean: tuple[float, ...]) -> 
             return BatchAffine(degrees, 0.0, (1.0, 1.0), interpolation)
         case sections.Affine(shear_degrees=shear, scale=scale, interpolation=interpolation):
             return BatchAffine(0.0, shear, scale, interpolation)
-    return _build_color_or_erasing(section, mean)
+        case sections.VerticalFlip(p=p):
+            return BatchVerticalFlip(p)
+    return _build_policy(section, mean) or _build_color_or_erasing(section, mean)
+
+
+def _build_policy(section: Section, mean: tuple[float, ...]) -> Augment | None:
+    """Build an augmentation that draws operations from a list; None for any other."""
+    match section:
+        case sections.RandAugment(num_ops=num_ops, magnitude=magnitude):
+            return build_rand_augment(num_ops, magnitude)
+        case sections.RandAugmentTimm() as timm:
+            fill = to_8_bit_color(mean)
+            return build_timm_rand_augment(timm.num_ops, timm.magnitude, timm.magnitude_std, timm.p, fill)
+        case sections.TrivialAugment():
+            return build_trivial_augment()
+        case sections.AutoAugment(policy=policy):
+            return build_auto_augment(policy)
+        case sections.AugMix() as mix:
+            depth = 0 if mix.depth == "random" else mix.depth
+            return build_augmix(mix.severity, mix.width, depth, mix.alpha, all_ops=mix.all_ops)
+        case sections.ThreeAugment():
+            return BatchThreeAugment()
+    return None
 
 
 def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augment | None:
     match section:
         case sections.ColorJitter() as jitter:
-            return BatchColorJitter(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
-        case sections.RandAugment(num_ops=num_ops, magnitude=magnitude):
-            return build_rand_augment(num_ops, magnitude)
-        case sections.TrivialAugment():
-            return build_trivial_augment()
+            return BatchColorJitter(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue, jitter.p)
+        case sections.Grayscale(p=p):
+            return BatchRandomApply(p, grayscale)
+        case sections.Solarize(p=p, threshold=threshold):
+            return BatchRandomApply(p, solarize, threshold, threshold)
+        case sections.GaussianBlur(p=p, sigma=sigma):
+            return BatchRandomApply(p, GaussianBlur(sigma[1]), *sigma)
         case sections.RandomErasing(p=p, scale=scale, ratio=ratio):
             return BatchRandomErasing(p, scale, ratio, to_8_bit_color(mean))
         case sections.Cutout(size=size):

@@ -55,15 +55,23 @@ def _split_groups(sizes: list[int], max_rows: int) -> Iterator[tuple[int, slice]
 
 @dataclass(frozen=True)
 class BatchColorJitter:
-    """Adjust brightness, contrast, saturation and hue, in random order. Draws: one per property, and the order."""
+    """Adjust brightness, contrast, saturation and hue, in random order, with probability `p`.
+
+    Draws: one per property, the order, and if `p` is below 1 whether to adjust.
+    """
 
     brightness: float
     contrast: float
     saturation: float
     hue: float
-    num_draws: int = 5
+    p: float = 1.0
     alternating: bool = False
     needs_host: bool = True
+
+    @property
+    def num_draws(self) -> int:
+        """Draws per sample."""
+        return 5 + (self.p < 1)
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
@@ -75,7 +83,10 @@ class BatchColorJitter:
         adjustments: list[GroupOperation] = [adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue]
         # Strength 0 skips the work, and the rounding of a hue shift by 0.
         used = [each if strength else identity for each, strength in zip(adjustments, strengths.tolist(), strict=True)]
-        return apply_operations(images, order, amounts.gather(1, order), used)
+        amounts = amounts.gather(1, order)
+        if self.p < 1:
+            order = order.masked_fill(draws[:, 5:] >= self.p, len(used))
+        return apply_operations(images, order, amounts, [*used, identity])
 
 
 def _list_permutations(num: int) -> list[list[int]]:
@@ -159,14 +170,18 @@ def adjust_sharpness(images: Tensor, factors: Tensor) -> Tensor:
         return images
     floats = images.float()
     inner = floats[..., 1:-1, 1:-1]
+    inner.copy_(torch.addcmul(inner, smooth_inside(floats) - inner, _per_image(1 - factors)))
+    return _to_uint8(floats)
+
+
+def smooth_inside(floats: Tensor) -> Tensor:
+    """Return the images smoothed by Pillow's filter SMOOTH, without the outermost pixels, [N, C, H - 2, W - 2]."""
     # Pillow's kernel: 5/13 for the pixel, 1/13 for each of its eight neighbors. Sums of integers are exact in any
     # order, and a thirteenth of one is never halfway between two integers. Not a convolution: cuDNN would benchmark its
     # algorithms again for each group size.
     rows = floats[..., :-2, :] + floats[..., 1:-1, :] + floats[..., 2:, :]
     around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
-    smooth = around.add_(inner, alpha=4).div_(13).round_()
-    inner.copy_(torch.addcmul(inner, smooth - inner, _per_image(1 - factors)))
-    return _to_uint8(floats)
+    return around.add_(floats[..., 1:-1, 1:-1], alpha=4).div_(13).round_()
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class BatchCutout:
         height, width = images.shape[-2:]
         top = (draws[:, 0] * height).long() - self.size // 2
         left = (draws[:, 1] * width).long() - self.size // 2
-        return _fill(images, box_mask(top, left, top + self.size, left + self.size, height, width), self.color)
+        return fill_mask(images, box_mask(top, left, top + self.size, left + self.size, height, width), self.color)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class BatchRandomErasing:
         box_height, box_width = heights.gather(1, first)[:, 0] * chosen, widths.gather(1, first)[:, 0] * chosen
         top = (draws[:, -2] * (height - box_height + 1)).long()
         left = (draws[:, -1] * (width - box_width + 1)).long()
-        return _fill(images, box_mask(top, left, top + box_height, left + box_width, height, width), self.color)
+        return fill_mask(images, box_mask(top, left, top + box_height, left + box_width, height, width), self.color)
 
 
 def _interpolate(ends: tuple[float, float], draws: Tensor) -> Tensor:
@@ -82,7 +82,8 @@ def box_mask(top: Tensor, left: Tensor, bottom: Tensor, right: Tensor, height: i
     return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
 
 
-def _fill(images: Tensor, mask: Tensor, color: Color) -> Tensor:
+def fill_mask(images: Tensor, mask: Tensor, color: Color) -> Tensor:
+    """Return the images with `color` wherever `mask`, bool [N, 1, H, W], is true."""
     filled = images.clone()
     for channel, value in zip(filled.unbind(1), color, strict=True):
         channel.masked_fill_(mask[:, 0], value)

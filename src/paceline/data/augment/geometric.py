@@ -90,6 +90,20 @@ class BatchFlip:
 
 
 @dataclass(frozen=True)
+class BatchVerticalFlip:
+    """Mirror each image top to bottom with probability `p`. Draws: whether to mirror."""
+
+    p: float
+    num_draws: int = 1
+    alternating: bool = False
+    needs_host: bool = False
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Return uint8 [N, C, H, W]."""
+        return torch.where((draws[:, 0] < self.p)[:, None, None, None], images.flip(2), images)
+
+
+@dataclass(frozen=True)
 class BatchAffine:
     """Rotate, shear along x and zoom about the center; pixels from outside the image are black.
 

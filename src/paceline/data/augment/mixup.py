@@ -5,6 +5,7 @@ any world size. The first image's draws give one mixing weight per pair: each im
 from its neighbor.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.units import Duration
 from paceline.data.augment.erasing import box_mask
 from paceline.recipe.schema import augment as sections
 from paceline.recipe.schema.base import Section
@@ -27,10 +29,12 @@ ComputeWeights = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
 
 
 class MixMethod(NamedTuple):
-    """A way to mix a pair; its weights are drawn from Beta(alpha, alpha)."""
+    """A way to mix a pair, with probability `p` before step `stop`; its weights are drawn from Beta(alpha, alpha)."""
 
     alpha: float
     compute_weights: ComputeWeights
+    p: float = 1.0
+    stop: int = sys.maxsize
 
 
 def compute_mixup_weights(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -68,16 +72,23 @@ class PairMixer:
     num_classes: int
     num_draws: int = 4
 
-    def prepare(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return float64 draws [N, 4] with N even, with each pair's weight drawn from its Beta distribution."""
+    def prepare(self, draws: NDArray[np.float64], step: int) -> NDArray[np.float64]:
+        """Return float64 draws [N, 4] with N even, with each pair's weight drawn from its Beta distribution.
+
+        A pair that is not mixed gets weight 1.
+        """
         # The Beta quantile function is scipy's (installed with scikit-learn), in float64 on the host: torch has none.
         from scipy.special import betaincinv  # type: ignore[import-untyped]
 
         prepared = draws.copy()
         first = prepared[0::2]
-        chosen = (first[:, _METHOD] * len(self.methods)).astype(np.int64)
+        position = first[:, _METHOD] * len(self.methods)
+        chosen = position.astype(np.int64)
         alphas = np.array([method.alpha for method in self.methods])[chosen]
         first[:, _WEIGHT] = betaincinv(alphas, alphas, first[:, _WEIGHT])
+        # What is left of the draw after the choice of a method is uniform in [0, 1) again.
+        p = np.array([method.p if step < method.stop else 0.0 for method in self.methods])
+        first[position - chosen >= p[chosen], _WEIGHT] = 1.0
         return prepared
 
     def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,13 +123,17 @@ def _mix_pairs(values: Tensor, weights: Tensor) -> Tensor:
     return mixed
 
 
-def build_mixer(chosen_sections: tuple[Section, ...], num_classes: int) -> PairMixer | None:
-    """Build the mixer at the end of `data.augment`: mixup, cutmix or both; None without."""
+def build_mixer(
+    chosen_sections: tuple[Section, ...], num_classes: int, to_steps: Callable[[Duration], int] | None = None
+) -> PairMixer | None:
+    """Build the mixer at the end of `data.augment`: mixup, cutmix or both; None without.
+
+    Only `PairMixer.prepare` needs `to_steps`, which converts `until` to steps.
+    """
     methods = []
     for section in chosen_sections:
-        match section:
-            case sections.MixUp(alpha=alpha):
-                methods.append(MixMethod(alpha, compute_mixup_weights))
-            case sections.CutMix(alpha=alpha):
-                methods.append(MixMethod(alpha, compute_cutmix_weights))
+        if isinstance(section, sections.MixUp | sections.CutMix):
+            compute = compute_mixup_weights if isinstance(section, sections.MixUp) else compute_cutmix_weights
+            stop = sys.maxsize if section.until == "off" or to_steps is None else to_steps(section.until)
+            methods.append(MixMethod(section.alpha, compute, section.p, stop))
     return PairMixer(tuple(methods), num_classes) if methods else None

@@ -86,12 +86,20 @@ class Loader(Protocol):
 
 
 def build_train_loader(
-    data: Data, source: Source, order: TrainOrder, size_at_step: ImageSizeAtStep, options: LoaderOptions
+    data: Data,
+    source: Source,
+    order: TrainOrder,
+    size_at_step: ImageSizeAtStep,
+    options: LoaderOptions,
+    to_steps: Callable[[Duration], int] | None = None,
 ) -> Loader:
-    """Build the training loader: batch s is this rank's part of global step s, `size_at_step(s)` pixels squared."""
+    """Build the training loader: batch s is this rank's part of global step s, `size_at_step(s)` pixels squared.
+
+    `to_steps` converts durations to steps; without it, mixup and cutmix do not end.
+    """
     augments = build_augments(data.augment, source.info.mean if data.mean == "auto" else data.mean)
     host_augments, _ = split_augments(augments, on_device=options.on_device)
-    mix = build_mixer(data.augment, source.info.num_classes)
+    mix = build_mixer(data.augment, source.info.num_classes, to_steps)
     resizer = build_train_resizer(data)
     # The order of a sample's draws: resizing, augmentation, mixing.
     augmenting = [augment.alternating for augment in augments for _ in range(augment.num_draws)]

@@ -2,9 +2,18 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from paceline.recipe.schema.base import ACCEPT_NAME, NAME_JSON_SCHEMA, ByName, PluginSection, Section
+from paceline.core.units import Duration
+from paceline.recipe.schema.base import (
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
+    ByName,
+    Off,
+    PluginSection,
+    Section,
+    TrainingDuration,
+)
 
 
 def _check_ascending(ends: tuple[float, float]) -> tuple[float, float]:
@@ -85,6 +94,8 @@ class ColorJitter(Section):
     """Factor drawn from [1 - s, 1 + s]."""
     hue: float = Field(0.0, ge=0, le=0.5)
     """Shift drawn from [-hue, hue], in turns of the color wheel."""
+    p: float = Field(1.0, gt=0, le=1)
+    """Probability."""
 
     @model_validator(mode="after")
     def _check_effect(self) -> Self:
@@ -117,6 +128,91 @@ class RandAugment(Section):
     """Operations per image."""
     magnitude: int = Field(9, ge=0, le=30)
     """Strength, out of 30."""
+
+
+class RandAugmentTimm(Section):
+    """timm's RandAugment, `rand-m9-mstd0.5-inc1`: each of `num_ops` operations, drawn from 15, is applied with
+    probability `p` at a random magnitude. Pixels are Pillow's, moved bilinearly, and those from outside have the mean
+    color."""
+
+    name: Literal["rand_augment_timm"] = "rand_augment_timm"
+    num_ops: int = Field(2, ge=1)
+    """Operations per image (timm's n)."""
+    magnitude: float = Field(9.0, ge=0, le=10)
+    """Mean strength, out of 10 (timm's m)."""
+    magnitude_std: float = Field(0.5, ge=0)
+    """Standard deviation of the strength (timm's mstd)."""
+    p: float = Field(0.5, gt=0, le=1)
+    """Probability of each operation (timm's p)."""
+
+
+class AutoAugment(Section):
+    """Apply one of 25 pairs of operations, each of them with its own probability (Cubuk et al. 2019, arXiv
+    1805.09501)."""
+
+    name: Literal["auto_augment"] = "auto_augment"
+    policy: Literal["imagenet", "cifar10", "svhn"] = "imagenet"
+    """Dataset that the pairs were searched on."""
+
+
+class AugMix(Section):
+    """Blend each image with copies of it that chains of random operations have changed (Hendrycks et al. 2020, arXiv
+    1912.02781), without the paper's consistency loss."""
+
+    name: Literal["augmix"] = "augmix"
+    severity: int = Field(3, ge=1, le=10)
+    """Strength, out of 10."""
+    width: int = Field(3, ge=1)
+    """Chains per image."""
+    depth: PositiveInt | Literal["random"] = "random"
+    """Operations per chain; `random` draws 1 to 3."""
+    alpha: float = Field(1.0, gt=0)
+    """Weights are drawn from Dirichlet(alpha) over the chains, and from Beta(alpha, alpha) for the original."""
+    all_ops: bool = True
+    """Use brightness, color, contrast and sharpness too, which the paper leaves out."""
+
+
+class ThreeAugment(Section):
+    """Make each image gray, solarize it, or blur it, with equal probability (3-Augment of DeiT III, Touvron et al.
+    2022, arXiv 2204.07118); there, color_jitter with strength 0.3 follows. Pixels are Pillow's."""
+
+    name: Literal["three_augment"] = "three_augment"
+
+
+class VerticalFlip(Section):
+    """Mirror top to bottom."""
+
+    name: Literal["vertical_flip"] = "vertical_flip"
+    p: float = Field(0.5, gt=0, le=1)
+    """Probability."""
+
+
+class Grayscale(Section):
+    """Replace each color by its luma, as Pillow does."""
+
+    name: Literal["grayscale"] = "grayscale"
+    p: float = Field(0.1, gt=0, le=1)
+    """Probability."""
+
+
+class Solarize(Section):
+    """Invert the pixel values of at least `threshold`."""
+
+    name: Literal["solarize"] = "solarize"
+    p: float = Field(0.2, gt=0, le=1)
+    """Probability."""
+    threshold: int = Field(128, ge=0, le=255)
+    """Smallest value to invert, out of 255."""
+
+
+class GaussianBlur(Section):
+    """Blur as Pillow's `GaussianBlur`, which approximates a Gaussian by three box blurs."""
+
+    name: Literal["gaussian_blur"] = "gaussian_blur"
+    p: float = Field(0.1, gt=0, le=1)
+    """Probability."""
+    sigma: Range = (0.1, 2.0)
+    """Smallest and largest standard deviation in pixels."""
 
 
 class TrivialAugment(Section):
@@ -154,7 +250,24 @@ class Cutout(Section):
     """Height and width in pixels."""
 
 
-class MixUp(Section):
+class _Mixing(Section):
+    """Fields of mixup and cutmix."""
+
+    p: float = Field(1.0, gt=0, le=1)
+    """Probability for a pair of neighbors to be mixed, if it is this section's."""
+    until: TrainingDuration | Off = "off"
+    """When to stop mixing, from the start of the run; later images have their own label alone. timm's
+    `--mixup-off-epoch`."""
+
+    @field_validator("until")
+    @classmethod
+    def _check_until(cls, until: Duration | Off) -> Duration | Off:
+        if until != "off" and until.value == 0:
+            raise ValueError(f"{until} mixes no image (set until=off for the whole run, or leave the section out)")
+        return until
+
+
+class MixUp(_Mixing):
     """Blend each image and its label with its neighbor's in the batch (Zhang et al. 2018, arXiv 1710.09412)."""
 
     name: Literal["mixup"] = "mixup"
@@ -162,7 +275,7 @@ class MixUp(Section):
     """The fraction of each image in the blend is drawn from Beta(alpha, alpha)."""
 
 
-class CutMix(Section):
+class CutMix(_Mixing):
     """Paste a box of each image's neighbor in the batch into it, and mix the labels by area (Yun et al. 2019, arXiv
     1905.04899).
 
@@ -187,7 +300,15 @@ AugmentSection = Annotated[
         | Affine
         | ColorJitter
         | RandAugment
+        | RandAugmentTimm
         | TrivialAugment
+        | AutoAugment
+        | AugMix
+        | ThreeAugment
+        | VerticalFlip
+        | Grayscale
+        | Solarize
+        | GaussianBlur
         | RandomErasing
         | Cutout
         | RandomResizedCrop

@@ -6,6 +6,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 
 from paceline.recipe.schema.augment import AugmentSection, CutMix, MixUp, RandomResizedCrop, Resize
 from paceline.recipe.schema.base import Auto, Off, Section, TimeDuration, TrainingDuration, refuse
+from paceline.recipe.schema.sampler import SamplerSection, Shuffle
 from paceline.recipe.schema.source import Digits, SourceSection
 
 
@@ -38,6 +39,9 @@ class Data(Section):
     order: Literal["random", "stored"] = "random"
     """Order of training images: `random` is a new random order in every epoch, and `stored` is the order of the source,
     to measure what random reads cost. A folder stores one class after the other, which trains badly."""
+    sampler: SamplerSection = Shuffle()
+    """Which training images an epoch visits: `shuffle` each one once, `repeated` a part of them several times, or your
+    own."""
     image_size: PositiveInt | Auto = "auto"
     """Height and width of the model's input; `auto` is the size of the dataset's images, or `auto_image_size` if their
     sizes differ."""
@@ -51,7 +55,7 @@ class Data(Section):
     """Augmentations of training images, in order; those that set the size come first, mixup and cutmix last."""
     augment_on: Literal["auto", "host", "device"] = "auto"
     """Where to augment; `auto` is the GPU if there is one. Images of different sizes are resized on the host, and so is
-    everything up to color_jitter, rand_augment or trivial_augment in the list."""
+    everything up to the last entry in the list that draws operations or changes colors or focus."""
     eval_resize: Literal["crop", "stretch"] = "crop"
     """Evaluation of images of different sizes: `crop` scales the short side and crops the center, `stretch` scales the
     whole image."""
@@ -129,6 +133,8 @@ class Data(Section):
             raise ValueError(f"loader {self.loader} cannot work with workers 0 (set workers=1, or loader=auto)")
         if self.loader == "device" and self.workers not in ("auto", 0):
             raise ValueError("workers has no effect with loader device, which has none (leave it at auto)")
+        if self.order == "stored" and self.sampler.name != "shuffle":
+            raise ValueError(f"order stored has no effect with sampler {self.sampler.name} (set order=random)")
         if self.augment_on != "auto" and not self.augment:
             raise ValueError(f"augment_on {self.augment_on} has no effect without augment (leave it at auto)")
         return self

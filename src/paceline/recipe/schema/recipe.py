@@ -25,12 +25,14 @@ from paceline.recipe.schema.optim import (
 from paceline.recipe.schema.train import Log, Parallel, Train
 
 _ADDED: Final = (
-    *(("data", name) for name in ("interpolation", "auto_image_size")),
+    *(("data", name) for name in ("interpolation", "auto_image_size", "sampler")),
     ("model", "checkpoint_activations"),
     ("model", "weights_sha256"),
-    *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time", "callbacks")),
+    *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time", "callbacks", "clip_agc")),
 )
 """Fields that are left out of the hash while they have their default, so that older recipes keep their hash."""
+_ADDED_TO_AUGMENT: Final = {"color_jitter": ("p",), "mixup": ("p", "until"), "cutmix": ("p", "until")}
+"""The same of entries of `data.augment`, by their name."""
 
 
 class Checkpoint(Section):
@@ -194,6 +196,13 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_clipping(self) -> Self:
+        if self.parallel.strategy == "fsdp" and self.train.clip_agc != "off":
+            needs = "needs whole weights, which fsdp shards"
+            refuse("train.clip_agc", f"{self.train.clip_agc:g} {needs} (set parallel.strategy=ddp)")
+        return self
+
+    @model_validator(mode="after")
     def _check_activations(self) -> Self:
         parallel, train = self.parallel, self.train
         conflicts = {
@@ -224,6 +233,10 @@ class Recipe(Section):
         for section, name in _ADDED:
             if not getattr(self, section).is_set(name):
                 del values[section][name]
+        for augment, entry in zip(self.data.augment, values["data"]["augment"], strict=True):
+            for name in _ADDED_TO_AUGMENT.get(augment.name, ()):
+                if not augment.is_set(name):
+                    del entry[name]
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

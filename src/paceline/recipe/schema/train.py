@@ -201,6 +201,9 @@ class Train(Section):
     """Number of micro-batches that each rank splits its batch into (gradient accumulation)."""
     clip_norm: PositiveFloat | Off = "off"
     """Maximum L2 norm of the gradient; longer gradients are scaled down."""
+    clip_agc: PositiveFloat | Off = "off"
+    """Adaptive gradient clipping (Brock et al. 2021, arXiv 2102.06171), such as 0.01: maximum L2 norm of the gradient
+    of each row of a weight, and of each bias, relative to that of its values. The classifier is not clipped."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """If the loss or a gradient is NaN or infinite: `stop` the run at that step, or `skip` the step and count it."""
     compile: Annotated[
@@ -257,6 +260,8 @@ class Train(Section):
     def _check_length(self) -> Self:
         if (self.epochs == "auto") == (self.steps == "auto"):
             raise ValueError("the length must be given exactly once (set either epochs or steps)")
+        if self.clip_agc != "off" and self.clip_norm != "off":
+            raise ValueError(f"clip_agc {self.clip_agc:g} and clip_norm {self.clip_norm:g} both clip (set one to off)")
         if isinstance(self.loss, OwnLoss) and self.label_smoothing:
             raise ValueError(f"label_smoothing has no effect with loss {self.loss.name} (set label_smoothing=0)")
         if self.eval_every != "off":

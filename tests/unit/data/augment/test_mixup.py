@@ -27,7 +27,7 @@ BOTH = (MixMethod(0.2, compute_mixup_weights), MixMethod(1.0, compute_cutmix_wei
 
 
 def prepared(mix: PairMixer, num: int = 40) -> torch.Tensor:
-    return torch.from_numpy(mix.prepare(np.random.default_rng(1).random((num, mix.num_draws))))
+    return torch.from_numpy(mix.prepare(np.random.default_rng(1).random((num, mix.num_draws)), 0))
 
 
 def flat(num: int = 40, height: int = 12, width: int = 20, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -88,9 +88,9 @@ def test_micro_batches_mix_as_the_whole_batch_does(parts: int) -> None:
     mix = PairMixer(BOTH, NUM_CLASSES)
     raw = np.random.default_rng(1).random((40, 4))
     images, labels = torch.rand((40, 3, 8, 8), generator=torch.Generator().manual_seed(0)), classes()
-    whole = mix(images, labels, torch.from_numpy(mix.prepare(raw)))
+    whole = mix(images, labels, torch.from_numpy(mix.prepare(raw, 0)))
     pieces = zip(images.chunk(parts), labels.chunk(parts), np.split(raw, parts), strict=True)
-    mixed = [mix(image, label, torch.from_numpy(mix.prepare(draw))) for image, label, draw in pieces]
+    mixed = [mix(image, label, torch.from_numpy(mix.prepare(draw, 0))) for image, label, draw in pieces]
     for position in (0, 1):
         assert torch.equal(torch.cat([piece[position] for piece in mixed]), whole[position])
 
@@ -100,7 +100,7 @@ def test_a_pair_takes_its_draws_from_its_first_image() -> None:
     draws = np.random.default_rng(1).random((40, 4))
     other = draws.copy()
     other[1::2] = 0.123
-    results = [mix(flat(), classes(), torch.from_numpy(mix.prepare(raw))) for raw in (draws, other)]
+    results = [mix(flat(), classes(), torch.from_numpy(mix.prepare(raw, 0))) for raw in (draws, other)]
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
 
 
@@ -128,7 +128,7 @@ def test_shares_follow_the_beta_distribution(alpha: float) -> None:
 def test_each_kind_has_its_own_alpha() -> None:
     draws = np.full((4, 4), 0.2)
     draws[2:, 0] = 0.7
-    shares = mixing("mixup", "cutmix").prepare(draws)[:, 1]
+    shares = mixing("mixup", "cutmix").prepare(draws, 0)[:, 1]
     assert shares[0] == pytest.approx(stats.beta(0.2, 0.2).ppf(0.2)) and shares[2] == pytest.approx(0.2)
 
 
@@ -143,3 +143,18 @@ def test_the_loss_takes_the_targets() -> None:
     expected = -(targets * logits.log_softmax(1)).sum(1).mean()
     # Two orders of adding up 200 numbers in float32.
     torch.testing.assert_close(torch.nn.CrossEntropyLoss()(logits, targets), expected, atol=1e-5, rtol=0)
+
+
+def test_a_pair_is_mixed_with_its_probability_until_mixing_ends() -> None:
+    sections = Data(augment=({"name": "mixup", "p": 0.25, "until": "3ep"}, {"name": "cutmix", "until": "50st"})).augment
+    mix = build_mixer(sections, NUM_CLASSES, lambda until: int(until.value) * (10 if until.unit == "ep" else 1))
+    assert mix is not None
+    draws, labels = np.random.default_rng(2).random((4000, 4)), classes(4000)
+    is_mixup = draws[0::2, 0] < 0.5
+    for step, (blended, pasted) in {0: (0.25, 1), 29: (0.25, 1), 30: (0, 1), 49: (0, 1), 50: (0, 0)}.items():
+        is_mixed = mix.prepare(draws, step)[0::2, 1] < 1
+        assert is_mixed[is_mixup].mean() == pytest.approx(blended, abs=0.05)
+        assert is_mixed[~is_mixup].mean() == pasted
+    images, targets = mix(flat(4000, 4, 4), labels, torch.from_numpy(mix.prepare(draws, 50)))
+    assert torch.equal(images, flat(4000, 4, 4))
+    assert torch.equal(targets, torch.nn.functional.one_hot(labels, NUM_CLASSES).float())
