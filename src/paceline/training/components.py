@@ -270,7 +270,7 @@ def build_trainer(
         ),
         target=None if stop == "off" else TargetCriterion(stop.top1, stop.patience),
         patience=build_patience(recipe.train, plan),
-        monitor=build_monitor(recipe),
+        monitor=build_monitor(recipe, context.default_monitor),
         plateau_metric=build_monitor(recipe, default="loss"),
         has_max_time=recipe.train.max_time != "off",
         clock=clock,

@@ -13,7 +13,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.host import rank_cores
 from paceline.core.results import BatchNormCheck
 from paceline.core.world import World
-from paceline.data.augment.build import DeviceTransforms, build_device_transforms
+from paceline.data.augment.build import DeviceTransforms, build_device_transforms, place_targets
 from paceline.data.loaders.build import (
     NUM_REPLAYED_BATCHES,
     Loader,
@@ -39,6 +39,7 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
+from paceline.recipe.targets import is_multi_label
 from paceline.training.coordinator import BadImageRegistry
 from paceline.training.datasets import ReadData
 from paceline.training.ema import WeightAverage
@@ -98,6 +99,16 @@ class RunContext:
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether the model gives each class a probability of its own."""
+        return is_multi_label(self.recipe.train.loss, self.datasets.train.info)
+
+    @property
+    def default_monitor(self) -> str:
+        """The metric of `train.monitor=auto`."""
+        return "ap" if self.is_multi_label else "top1"
 
     @property
     def augment_location(self) -> str | None:
@@ -184,7 +195,11 @@ class RunContext:
         """Return the transforms of batches on the device, in `dtype`."""
         transfer = self.create_transfer(dtype)
         return build_device_transforms(
-            self.recipe.data, transfer, self.plan.num_classes, on_device=self._loader_options.on_device
+            self.recipe.data,
+            transfer,
+            self.plan.num_classes,
+            on_device=self._loader_options.on_device,
+            targets=self.datasets.train.info.targets,
         )
 
     def create_evaluator(
@@ -221,6 +236,8 @@ class RunContext:
                 num_worst=num_worst,
                 metrics=metrics,
                 on_progress=on_progress,
+                targets=place_targets(source.info.targets, self.device),
+                threshold=self.recipe.train.label_threshold if self.is_multi_label else None,
             )
 
         metrics = ExtraMetrics.from_recipe(self.recipe)
@@ -240,7 +257,9 @@ class RunContext:
         options = LoaderOptions(workers=0, pin_memory=False)
         loader = self._close_at_end(build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, options))
         transfer = self.create_transfer(precision.dtype)
-        checker = BatchNormChecker(loader, shard.num_batches, transfer, precision, strategy, self.device)
+        targets = place_targets(source.info.targets, torch.device("cpu"))
+        row_classes = None if targets is None else targets.argmax(dim=1)
+        checker = BatchNormChecker(loader, shard.num_batches, transfer, precision, strategy, self.device, row_classes)
         with average.swapped() if average else contextlib.nullcontext():
             return checker(model)
 

@@ -95,7 +95,7 @@ def test_only_what_cannot_be_guessed_is_required():
     lists = {"Manifest.train", "WebDataset.train", "WebDataset.val"}
     places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
     own = {f"Own{part}.name" for part in ("Source", "Optim", "Augment", "Sink", "Loss")}
-    ours = {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size"}
+    ours = {"Recipe.train", "Stop.top1", "Distill.teacher", "Step.milestones", "Progressive.start_size"}
     assert required == {*ours, *lists, *places, *own, "OwnOptim.lr"}
 
 

@@ -28,7 +28,7 @@ _ADDED: Final = (
     *(("data", name) for name in ("interpolation", "auto_image_size")),
     ("model", "checkpoint_activations"),
     ("model", "weights_sha256"),
-    *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time")),
+    *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time", "label_threshold", "distill")),
 )
 """Fields that are left out of the hash while they have their default, so that older recipes keep their hash."""
 

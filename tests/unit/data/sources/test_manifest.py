@@ -169,7 +169,7 @@ def test_a_lone_surrogate_is_not_a_path(load, error_message):
 def test_a_validation_label_that_training_lacks_is_named(load, error_message, tmp_path):
     message = error_message(load, "path,label\n0.jpg,cat\n1.jpg,giraffe\n", "path,label\n5.jpg,girafe\n")
     assert message == (
-        f"{tmp_path}/val.csv: label 'girafe' is not in the training list {tmp_path}/train.csv "
+        f"{tmp_path}/val.csv:2: label 'girafe' is not in the training list {tmp_path}/train.csv "
         f"(did you mean 'giraffe'?); correct it, or add its training images"
     )
 
