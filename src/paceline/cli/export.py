@@ -59,17 +59,21 @@ def show_export(exported: "ExportResult", checkpoint: Path, *, format: str, as_j
             "card": str(exported.card),
             "bytes": exported.num_bytes,
             "checkpoint": checkpoint.name,
-            "parity": {**asdict(parity), "tolerance": PARITY_TOLERANCE},
+            "parity": {
+                **{name: value for name, value in asdict(parity).items() if value is not None},
+                "tolerance": PARITY_TOLERANCE,
+            },
             **dict(exported.facts),
         }
         print(json.dumps(values, indent=2))
         return
+    agreed = f"top-5 on {parity.top5}" if parity.labels is None else f"labels on {parity.labels}"
     rows = [
         *exported.facts,
         (
             "parity",
             f"logits differ from PyTorch's by {parity.difference:.2g} of the largest (limit {PARITY_TOLERANCE:g}) on "
-            f"{parity.num_images} {parity.of}; the same top-5 on {parity.top5}",
+            f"{parity.num_images} {parity.of}; the same {agreed}",
         ),
         ("size", size(exported.num_bytes)),
     ]
