@@ -74,7 +74,10 @@ class DatasetInfo:
         return len(self.class_names)
 
     def count_classes(self, labels: NDArray[np.integer]) -> NDArray[Any]:
-        """Return the images per class [num_classes] for `labels` [N]; soft labels count by their shares."""
+        """Return the images per class, [num_classes], for integer `labels` [N].
+
+        They are int64, or with `targets` float64, as soft labels count by their shares.
+        """
         if self.targets is None:
             return np.bincount(labels, minlength=self.num_classes)
         of_rows = np.bincount(labels, minlength=len(self.targets.rows))

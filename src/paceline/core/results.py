@@ -239,7 +239,7 @@ class EvalResult(ResultModel):
     metrics: dict[str, MeasuredFloat] | None = None
 
     @model_serializer(mode="wrap")
-    def _leave_out_unmeasured(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize_measured(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = serialize(self)
         left_out = _SINGLE_LABEL_METRICS if math.isnan(self.top1) else ()
         return {name: each for name, each in values.items() if name not in left_out}

@@ -85,7 +85,7 @@ class ExportModel:
         return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata of a file: `classes` in the order of the logits, `activation`, `preprocessing`, `paceline`.
+        """Return the metadata of a file: `classes` by logit, `activation`, `preprocessing` and `paceline`.
 
         `activation` turns logits into probabilities: softmax, or sigmoid for several labels, with their `threshold`.
         In `preprocessing`, `resize` is the short side before the center crop to `image_size` pixels squared (None

@@ -33,6 +33,7 @@ from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 from paceline.training import run
+from paceline.training.distill import LabelCriterion
 from paceline.training.ema import build_weight_average
 from paceline.training.loss import CrossEntropy
 from paceline.training.lr_schedule import DecayShape, LrSchedule, LrWarmup, half_cosine
@@ -92,7 +93,7 @@ def step_of(
     place = DeviceTransfer(CPU, precision.dtype, (0.5,) * 3, (0.25,) * 3, torch.channels_last)
     finish = build_device_transforms(recipe.data, place, 4, on_device=True)
     weights = None if recipe.train.class_weights == "off" else torch.tensor([0.5, 2.0, 1.0, 0.25]).double()
-    criterion = CrossEntropy(recipe.train.label_smoothing, weights)
+    criterion = LabelCriterion(CrossEntropy(recipe.train.label_smoothing, weights))
     accumulate = recipe.train.accumulate
     plain = EagerStep(
         model,
