@@ -24,6 +24,12 @@ class TargetTable:
 
     rows: NDArray[np.float32]
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TargetTable) and np.array_equal(self.rows, other.rows)
+
+    def __hash__(self) -> int:
+        return hash(self.rows.tobytes())
+
     @classmethod
     def from_targets(cls, targets: Iterable[NDArray[np.float32]], num_classes: int) -> tuple[Self, NDArray[np.int64]]:
         """Return the table of N targets [num_classes], and the number of the row of each, int64 [N]."""
