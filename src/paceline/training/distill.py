@@ -1,6 +1,7 @@
 """The criterion of a step: the loss of the labels, or with `train.distill` also that of a teacher's predictions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -158,6 +159,18 @@ def teacher_section(section: Distill, student: Model, checkpoint: str) -> Model:
         raise RecipeError(f"{_FIELD}: {error.errors()[0]['msg']}") from None
 
 
+@contextmanager
+def teacher_errors(section: Distill, wanted: str = "") -> Iterator[None]:
+    """Raise errors about `model` as errors about the teacher; `wanted` are the classes it must have."""
+    try:
+        yield
+    except RecipeError as error:
+        if str(error).startswith("model.freeze"):  # its classifier would start fresh
+            raise RecipeError(f"{_FIELD}: {section.teacher}: does not have {wanted}") from None
+        text = str(error).replace("model.weights", _FIELD).replace("model.name", "train.distill.model")
+        raise RecipeError(text) from None
+
+
 def load_teacher(
     context: RunContext, precision: Precision, section: Distill, checkpoint: str, *, may_download: bool
 ) -> Teacher:
@@ -175,7 +188,7 @@ def load_teacher(
         if trained.class_names != info.class_names or trained.channels != info.channels:
             raise RecipeError(f"{_FIELD}: {section.teacher}: was not trained on {wanted}")
         theirs = mean_and_std(load(str(rundir.path)).recipe.data, trained)
-    try:
+    with teacher_errors(section, wanted):
         with torch.random.fork_rng(devices=[]):
             model = build_model(
                 model_section, num_classes=plan.num_classes, channels=plan.channels, image_size=plan.image_size
@@ -185,12 +198,6 @@ def load_teacher(
         if is_published(model_section.weights) and plan.channels == 3:
             config = find_published_weights(model_section).config
             theirs = tuple(config["mean"]), tuple(config["std"])
-    except RecipeError as error:
-        if str(error).startswith("model.freeze"):
-            raise RecipeError(f"{_FIELD}: {section.teacher}: does not have {wanted}") from None
-        raise RecipeError(
-            str(error).replace("model.weights", _FIELD).replace("model.name", "train.distill.model")
-        ) from None
     precision.cast_model(model)
     model.to(context.device).to(memory_format=context.memory_format).eval()
     origin = weights.provenance.get("started_from", {})

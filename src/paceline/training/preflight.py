@@ -28,7 +28,7 @@ from paceline.recipe.schema.optim import Adam, OptimSection, OwnOptim, Sgd
 from paceline.training.checkpoint import CheckpointStorage, CheckpointWriter, KeepPolicy, Snapshot
 from paceline.training.components import build_training_state
 from paceline.training.context import RunContext
-from paceline.training.distill import teacher_section
+from paceline.training.distill import teacher_errors, teacher_section
 from paceline.training.init_weights import find_initial_checkpoint
 from paceline.training.loss import build_loss
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
@@ -51,7 +51,8 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
     notes = [_check_initial_weights(recipe.model)]
     if recipe.train.distill != "off":
         teacher = find_initial_checkpoint(recipe.train.distill.teacher, "train.distill.teacher")
-        notes.append(_check_initial_weights(teacher_section(recipe.train.distill, recipe.model, teacher)))
+        with teacher_errors(recipe.train.distill):
+            notes.append(_check_initial_weights(teacher_section(recipe.train.distill, recipe.model, teacher)))
     layers = layers_for_decay(recipe.optim, model)
     optimizer = build_optimizer(_without_kernels(recipe.optim), model.named_parameters(), device.type, layers)
     if is_plugin:
