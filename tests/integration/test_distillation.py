@@ -13,7 +13,7 @@ SMALL = (
 )
 TEACHER = (*SMALL, "model.width=0.25", "train.steps=20", "train.eval_every=off", "checkpoint.every=off", "seed=5")
 STUDENT = (
-    *(*SMALL, "model.width=0.1", "train.steps=8", "optim.lr=0.01", "train.eval_every=4st", "checkpoint.every=2st"),
+    *(*SMALL, "model.width=0.1", "train.steps=8", "optim.lr=0.001", "train.eval_every=4st", "checkpoint.every=2st"),
     *("checkpoint.keep=9", "data.augment=[pad_crop,mixup]", "train.accumulate=2", "train.precision=fp64"),
 )
 SOFT = ("train.distill={teacher: teacher, weight: 0.7, temperature: 3}",)
