@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 SMALL = (
-    *("train", "digits", "model.norm=group", "data.image_size=8", "data.batch_size=120", "train.epochs=auto"),
+    *("train", "digits", "model.norm=none", "data.image_size=8", "data.batch_size=120", "train.epochs=auto"),
     *("log.every=1st", "schedule.warmup=0st", "parallel.threads=1", "log.tensorboard=off", "--json"),
 )
 TEACHER = (*SMALL, "model.width=0.25", "train.steps=20", "train.eval_every=off", "checkpoint.every=off", "seed=5")
 STUDENT = (
-    *(*SMALL, "model.width=0.1", "train.steps=8", "optim.lr=0.001", "train.eval_every=4st", "checkpoint.every=2st"),
+    *(*SMALL, "model.width=0.1", "train.steps=8", "optim.lr=0.01", "train.eval_every=4st", "checkpoint.every=2st"),
     *("checkpoint.keep=9", "data.augment=[pad_crop,mixup]", "train.accumulate=2", "train.precision=fp64"),
 )
 SOFT = ("train.distill={teacher: teacher, weight: 0.7, temperature: 3}",)
@@ -50,8 +50,8 @@ def test_two_ranks_learn_what_one_does_and_a_killed_run_resumes_to_the_same_bits
         assert resumed["weights_sha256"] == results[ranks]["weights_sha256"] != plain["weights_sha256"]
         assert resumed["provenance"]["teacher"] == results[ranks]["provenance"]["teacher"]
     losses = [[row["loss"] for row in lines_of(tmp_path / f"whole{ranks}" / "steps.jsonl")] for ranks in "12"]
-    # float64 rounds at 1e-16, and each step amplifies that: in float32 the losses differ by 0.02.
-    assert losses[1] == pytest.approx(losses[0], abs=1e-6) and len(losses[0]) == 8
+    # float64 rounds at 1e-16, and each step amplifies that.
+    assert losses[1] == pytest.approx(losses[0], abs=1e-8) and len(losses[0]) == 8
     # The teacher is neither trained nor saved.
     assert results["1"]["parameters"] == plain["parameters"]
     sizes = {(tmp_path / run / "checkpoints" / "step-00000008" / "model.safetensors").stat().st_size
