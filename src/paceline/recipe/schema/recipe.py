@@ -26,6 +26,7 @@ from paceline.recipe.schema.train import Log, Parallel, Train
 
 _ADDED: Final = (
     *(("data", name) for name in ("interpolation", "auto_image_size")),
+    *(("data.source", name) for name in ("separator", "class_columns")),
     ("model", "checkpoint_activations"),
     ("model", "weights_sha256"),
     *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time", "label_threshold", "distill")),
@@ -221,9 +222,13 @@ class Recipe(Section):
     def hash(self) -> str:
         """12 hex digits that are equal for equal recipes."""
         values = self.to_dict()
-        for section, name in _ADDED:
-            if not getattr(self, section).is_set(name):
-                del values[section][name]
+        for path, name in _ADDED:
+            section: Any = self
+            plain = values
+            for part in path.split("."):
+                section, plain = getattr(section, part), plain[part]
+            if name in plain and not section.is_set(name):  # a source or loss of another name lacks the field
+                del plain[name]
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
