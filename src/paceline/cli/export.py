@@ -60,17 +60,21 @@ def show_export(exported: "ExportResult", checkpoint: Path, *, format: str, as_j
             "card": str(exported.card),
             "bytes": exported.num_bytes,
             "checkpoint": checkpoint.name,
-            "parity": {**asdict(parity), "tolerance": PARITY_TOLERANCE},
+            "parity": {
+                **{name: value for name, value in asdict(parity).items() if value is not None},
+                "tolerance": PARITY_TOLERANCE,
+            },
             **dict(exported.facts),
         }
         print(json.dumps(values, indent=2))
         return
+    agreed = f"top-5 on {parity.top5}" if parity.labels is None else f"labels on {parity.labels}"
     rows = [
         *exported.facts,
         (
             "parity",
             f"logits differ from PyTorch's by at most {parity.difference:.2g} of the largest logit (limit "
-            f"{PARITY_TOLERANCE:g}) on {parity.num_images} {parity.of}; the same top-5 on {parity.top5}",
+            f"{PARITY_TOLERANCE:g}) on {parity.num_images} {parity.of}; the same {agreed}",
         ),
         ("size", size(exported.num_bytes)),
     ]

@@ -182,7 +182,15 @@ class PredictOptions:
     images: Annotated[
         list[str], _argument(metavar="IMAGE|FOLDER|-", help="Image files and folders, or - to read paths from stdin.")
     ] = field(default_factory=list)
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of top classes to print per image.")] = 5
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of top classes to print per image.",
+            show_default="5, or with several labels per image all above the threshold",
+        ),
+    ] = None
     checkpoint: Checkpoint = "last"
     batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images per forward pass.")] = 64
     format: Annotated[

@@ -56,7 +56,8 @@ def predict(options: PredictOptions) -> int:
     set_threads(
         classifier.recipe.parallel, world
     )  # as in evaluation: the number of threads can change the order of sums
-    top = min(options.top, len(classifier.classes))
+    default = 5 if classifier.threshold is None else len(classifier.classes)
+    top = min(options.top or default, len(classifier.classes))
     paths = list_images(options.images, _open_stdin() if STDIN_NAME in options.images else ())
     num_unread = 0
     with (
@@ -153,8 +154,8 @@ def _print_csv(top: int) -> Iterator[ShowImage]:
         if isinstance(each, UnreadableImage):
             table.writerow([name, *[""] * (2 * top), to_cell(each.reason)])
         else:
-            cells = (cell for guess in each.guesses for cell in (to_cell(guess.name), _rounded_probability(guess)))
-            table.writerow([name, *cells, ""])
+            cells = [cell for guess in each.guesses for cell in (to_cell(guess.name), _rounded_probability(guess))]
+            table.writerow([name, *cells, *[""] * (2 * top - len(cells)), ""])
         sys.stdout.flush()
 
     yield show
@@ -191,8 +192,7 @@ def _print_predictions(predictions: list["Prediction"], title: str) -> None:
     many = [
         [
             printable(each.path),
-            printable(each.guesses[0].name),
-            share(each.guesses[0].probability),
+            *([printable(each.guesses[0].name), share(each.guesses[0].probability)] if each.guesses else ["", ""]),
             _other_guesses(each.guesses[1:]),
         ]
         for each in predictions

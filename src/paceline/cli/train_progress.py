@@ -9,7 +9,7 @@ from typing import Any, Final, TextIO
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
-from paceline.core.metric import format_metric, metric_label
+from paceline.core.metric import describe_metrics
 from paceline.core.results import ClassTable, EvalResult
 from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.core.units import accuracy, count, duration, per_second, seconds
@@ -299,10 +299,10 @@ def _eval_text(record: EvalRecord) -> str:
     report = record.report
     val = report.val
     parts = [*_accuracy_texts("val", val, report.classes), f"loss {val.loss:.4f}"]
-    parts += (f"{metric_label(name)} {format_metric(name, each)}" for name, each in (val.metrics or {}).items())
+    parts += describe_metrics(val)
     if report.ema is not None:
         parts += _accuracy_texts("ema", report.ema, report.classes, with_top5=False)
-    if report.train is not None:
+    if report.train is not None and report.gap is not None:
         parts.append(f"train top1 {accuracy(report.train.top1)}")
     if record.batch_top1 is not None:
         parts.append(f"batches top1 {accuracy(record.batch_top1)}")
@@ -317,6 +317,8 @@ def _eval_text(record: EvalRecord) -> str:
 
 
 def _accuracy_texts(whose: str, result: EvalResult, classes: ClassTable | None, *, with_top5: bool = True) -> list[str]:
+    if math.isnan(result.top1):  # several labels per image
+        return [whose]
     parts = [f"{whose} top1 {accuracy(result.top1)}"]
     if classes is not None and classes.is_uneven and result.mean_class_accuracy is not None:
         parts.append(f"balanced accuracy {accuracy(result.mean_class_accuracy)}")

@@ -1,14 +1,57 @@
 """Metadata of a dataset, and the protocol of sources of samples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Final, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 Split = Literal["train", "val"]
 Sample = tuple[bytes | NDArray[np.uint8], int]
+LABEL_SHARE: Final = 0.5
+"""Share of a class in a target from which evaluation counts the class as a label of the image."""
+# For shares written with three decimals.
+_SUM_TOLERANCE: Final = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class TargetTable:
+    """The distinct targets of images with several labels or with soft labels.
+
+    `rows` is float32 [T, num_classes], with values from 0 to 1. The label of a sample is the number of its row.
+    """
+
+    rows: NDArray[np.float32]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TargetTable) and np.array_equal(self.rows, other.rows)
+
+    def __hash__(self) -> int:
+        return hash(self.rows.tobytes())
+
+    @classmethod
+    def from_targets(cls, targets: Iterable[NDArray[np.float32]], num_classes: int) -> tuple[Self, NDArray[np.int64]]:
+        """Return the table of N targets [num_classes], and the number of the row of each, int64 [N]."""
+        numbers: dict[bytes, int] = {}
+        labels = [numbers.setdefault(target.tobytes(), len(numbers)) for target in targets]
+        rows = np.frombuffer(b"".join(numbers), dtype=np.float32).reshape(len(numbers), num_classes)
+        return cls(rows), np.array(labels, dtype=np.int64)
+
+    @property
+    def sums(self) -> NDArray[np.float64]:
+        """Sum of each row, float64 [T]."""
+        return np.asarray(self.rows.sum(axis=1, dtype=np.float64))
+
+    @property
+    def are_distributions(self) -> bool:
+        """Whether each row sums to 1, as softmax needs."""
+        return bool((np.abs(self.sums - 1) <= _SUM_TOLERANCE).all())
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether a value is neither 0 nor 1."""
+        return bool(((self.rows != 0) & (self.rows != 1)).any())
 
 
 @dataclass(frozen=True)
@@ -16,7 +59,8 @@ class DatasetInfo:
     """Metadata of one split.
 
     `image_size` is (height, width) in pixels if every image has it, else None. `mean` and `std` are per channel, of
-    pixels scaled to [0, 1]. `notes` are shown to the user once, such as a number of skipped files.
+    pixels scaled to [0, 1]. `notes` are shown to the user once, such as a number of skipped files. With `targets`, the
+    label of a sample is not a class but the number of a row of the table.
     """
 
     name: str
@@ -28,11 +72,22 @@ class DatasetInfo:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...] = field(default=())
+    targets: TargetTable | None = field(default=None, repr=False)
 
     @property
     def num_classes(self) -> int:
         """Number of classes of the training split."""
         return len(self.class_names)
+
+    def count_classes(self, labels: NDArray[np.integer]) -> NDArray[Any]:
+        """Return the images per class, [num_classes], for integer `labels` [N].
+
+        They are int64, or with `targets` float64, as soft labels count by their shares.
+        """
+        if self.targets is None:
+            return np.bincount(labels, minlength=self.num_classes)
+        of_rows = np.bincount(labels, minlength=len(self.targets.rows))
+        return np.asarray(of_rows @ self.targets.rows.astype(np.float64))
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ class EvalPoint:
     def read(cls, row: Mapping[str, Any]) -> Self | None:
         """Return the point of a record of `evals.jsonl`, or None if the record lacks a value."""
         try:
-            top1, loss, ema = row["top1"], row["loss"], row.get("ema_top1")
+            top1, loss, ema = row["top1"], row["loss"], row.get("ema_top1")  # no top-1: several labels per image
             return cls(
                 step=int(row["step"]),
                 epoch=float(row["epoch"]),

@@ -15,7 +15,12 @@ COUNTED: Final = ("precision", "recall", "f1", "weighted_precision", "weighted_r
 """Averages over classes that need only counts: of classes with images equally, or weighted by their images."""
 SCORED: Final = ("auroc", "weighted_auroc", "ap", "weighted_ap")
 """Averages over classes that need the score of every class for every image."""
-MINIMIZED: Final = frozenset({"loss", "ece"})
+ONLY_MULTI_LABEL: Final = ("micro_precision", "micro_recall", "micro_f1", "subset_accuracy", "hamming_loss")
+"""Metrics of several labels per image: averages over all labels, and shares of images and of labels."""
+MULTI_LABEL: Final = (*COUNTED, *SCORED, *ONLY_MULTI_LABEL)
+"""Metrics of every evaluation of several labels per image, beside the loss."""
+_IN_ONE_LINE: Final = ("ap", "f1", "subset_accuracy")
+MINIMIZED: Final = frozenset({"loss", "ece", "hamming_loss"})
 _TOP_K: Final = re.compile(r"top([1-9]\d{0,2})")
 _LABELS: Final = {
     "ece": "ECE",
@@ -26,6 +31,8 @@ _LABELS: Final = {
     "weighted_auroc": "weighted AUROC",
     "ap": "AP",
     "weighted_ap": "weighted AP",
+    "micro_f1": "micro F1",
+    "hamming_loss": "Hamming loss",
 }
 
 
@@ -50,6 +57,27 @@ def value_of(result: EvalResult, name: str) -> float:
     """Return the metric `name` of an evaluation; NaN if it was not measured."""
     value = getattr(result, name) if name in ALWAYS else (result.metrics or {}).get(name)
     return math.nan if value is None else value
+
+
+def default_monitor(result: EvalResult) -> str:
+    """Return the metric that sums up an evaluation: top-1, or the macro AP (mAP) with several labels per image."""
+    return "ap" if math.isnan(result.top1) else "top1"
+
+
+def describe_result(result: EvalResult, *, with_name: bool = True) -> str:
+    """Return the metric that sums up an evaluation for display, such as `top-1 97.2 %`; top-1 without its name if not
+    `with_name`."""
+    name = default_monitor(result)
+    value = format_metric(name, value_of(result, name))
+    return f"{metric_label(name)} {value}" if with_name or name != "top1" else value
+
+
+def describe_metrics(result: EvalResult, *, all_of_them: bool = False) -> list[str]:
+    """Return the extra metrics of an evaluation for display; with several labels per image, some or `all_of_them`."""
+    metrics = result.metrics or {}
+    is_cut = math.isnan(result.top1) and not all_of_them
+    shown = [name for name in metrics if not is_cut or name in _IN_ONE_LINE or ":" in name]
+    return [f"{metric_label(name)} {format_metric(name, metrics[name])}" for name in shown]
 
 
 @dataclass(frozen=True)
@@ -93,7 +121,7 @@ def describe_monitored(result: RunResult) -> tuple[str, str, str] | None:
     None for top-1, which is always shown, and without an evaluation.
     """
     last, name, best = result.ema or result.eval, result.monitor or "top1", better_than_last(result)
-    if last is None or name == "top1":
+    if last is None or name == "top1" or (name == default_monitor(last) and best is None):
         return None
     shown = "" if best is None else format_metric(name, value_of(best, name))
     return metric_label(name), format_metric(name, value_of(last, name)), shown

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
@@ -24,6 +24,7 @@ CPU_STARVED: Final = "cpu-starved"
 """Bottleneck of a run whose cores other processes used: its other measurements are not reliable."""
 IMBALANCE_RATIO: Final = 10
 """Ratio of the largest class to the smallest from which top-1 hides the rare classes."""
+_SINGLE_LABEL_METRICS: Final = ("top1", "top5", "ece", "mean_class_accuracy")
 _CORNER = "true\\predicted"
 _COLUMNS = ("class", "images", "correct", "accuracy")
 _PREDICTION_COLUMNS = ("predicted", "precision", "f1")
@@ -225,16 +226,23 @@ class EvalResult(ResultModel):
 
     `ece` is the expected calibration error, the mean distance between confidence and accuracy; `mean_class_accuracy` is
     the mean of per-class accuracies. `metrics` has those that the recipe names beyond these, by name (`core.metric`).
-    None: not measured.
+    None: not measured. With several labels per image, `loss` is binary cross-entropy, `metrics` has all of
+    `core.metric.MULTI_LABEL`, and the others are left out of the JSON: `top1` and `top5` are NaN.
     """
 
     images: int
-    top1: float
-    top5: float
+    top1: float = math.nan
+    top5: float = math.nan
     loss: MeasuredFloat
     ece: MeasuredFloat | None = None
     mean_class_accuracy: float | None = None
     metrics: dict[str, MeasuredFloat] | None = None
+
+    @model_serializer(mode="wrap")
+    def _serialize_measured(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        left_out = _SINGLE_LABEL_METRICS if math.isnan(self.top1) else ()
+        return {name: each for name, each in values.items() if name not in left_out}
 
     def to_row(self, mode: Literal["json", "python"] = "json") -> dict[str, Any]:
         """Return all values as one flat mapping, `metrics` by their names."""
@@ -306,7 +314,8 @@ class EvalReport(ResultModel):
     @property
     def gap(self) -> float | None:
         """Top-1 of `train` minus that of `val`."""
-        return None if self.train is None else self.train.top1 - self.val.top1
+        gap = math.nan if self.train is None else self.train.top1 - self.val.top1
+        return None if math.isnan(gap) else gap
 
 
 class ThroughputResult(ResultModel):

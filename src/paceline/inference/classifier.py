@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -55,7 +56,8 @@ class Classifier:
 
     `sizing`, `place`, `precision` and `views` are those of evaluation. `own_code` allows code that the run names to
     run. `evaluated_image_size` is that of the run's evaluation in pixels, None if `preprocessing` has the same.
-    `temperature` divides the logits; it is None if the checkpoint was not calibrated.
+    `temperature` divides the logits; it is None if the checkpoint was not calibrated. With `threshold` images have
+    several labels: the classes whose probability, the sigmoid of a logit, is above it.
     """
 
     model: nn.Module
@@ -71,6 +73,12 @@ class Classifier:
     own_code: bool = False
     evaluated_image_size: int | None = None
     temperature: float | None = None
+    threshold: float | None = None
+
+    @property
+    def activation(self) -> Literal["softmax", "sigmoid"]:
+        """Return the function that turns logits into probabilities."""
+        return "softmax" if self.threshold is None else "sigmoid"
 
     @property
     def model_image_size(self) -> int:
@@ -99,10 +107,14 @@ class Classifier:
             with self.precision.autocast():
                 logits = self.views(self.model, normalized)
             # In float64, so that rounding creates no ties among 16-bit logits.
-            return (logits.double() / (self.temperature or 1.0)).log_softmax(dim=1)
+            logits = logits.double() / (self.temperature or 1.0)
+            return logits.log_softmax(dim=1) if self.threshold is None else nn.functional.logsigmoid(logits)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return float32 [N, classes] on the model's device for uint8 images [N, C, H, W]; each row sums to 1."""
+        """Return float32 [N, classes] on the model's device for uint8 images [N, C, H, W].
+
+        Each row sums to 1, unless there is a `threshold`.
+        """
         return self.log_probabilities(images).exp().float()
 
 
@@ -142,6 +154,7 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
         views=EVAL_VIEWS[recipe.data.eval_views],
         own_code=own_code,
         temperature=read_temperature(rundir, path),
+        threshold=recipe.train.label_threshold if facts.is_multi_label else None,
     )
 
 

@@ -55,13 +55,15 @@ class ParityImages:
 class ExportParity:
     """The largest difference of logits, relative to the largest logit or 1, and the images compared.
 
-    `top5` is the number of images with the same five top classes in order (all classes if there are fewer).
+    `top5` is the number of images with the same five top classes in order (all classes if there are fewer), and
+    `labels` that with the same classes above the threshold, None for one label per image.
     """
 
     difference: float
     num_images: int
     of: str
     top5: int
+    labels: int | None = None
 
     @property
     def is_within_tolerance(self) -> bool:
@@ -138,7 +140,7 @@ def export_classifier(
             name=out.stem if form.suffix else out.name,
             library=form.library,
             input_description=model.input_description,
-            usage_code=form.usage(out.name),
+            usage_code=form.usage(out.name, classifier.threshold),
             is_calibrated=form.has_graph,
         )
         card = model_card_path(written, form.suffix)
@@ -238,7 +240,11 @@ def measure_parity(model: ExportModel, compute_logits: LogitsFunction, sample: P
     first = min(5, expected.shape[1])
     agree = (expected.topk(first).indices == actual.topk(first).indices).all(dim=1)[:num_images]
     difference = float((expected - actual).abs().max()) / scale
-    return ExportParity(difference, num_images, sample.description, int(agree.sum()))
+    labels, threshold = None, model.classifier.threshold
+    if threshold is not None:
+        are_equal = (expected.sigmoid() > threshold) == (actual.sigmoid() > threshold)
+        labels = int(are_equal.all(dim=1)[:num_images].sum())
+    return ExportParity(difference, num_images, sample.description, int(agree.sum()), labels)
 
 
 def check_parity(parity: ExportParity, what: str) -> None:

@@ -89,8 +89,9 @@ class ExportModel:
         return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata of a file: `classes` in the order of the logits, `preprocessing`, `paceline`.
+        """Return the metadata of a file: `classes` by logit, `activation`, `preprocessing` and `paceline`.
 
+        `activation` turns logits into probabilities: softmax, or sigmoid for several labels, with their `threshold`.
         `temperature` in `paceline` is that which the logits are divided by.
 
         In `preprocessing`, `resize` is the short side before the center crop to `image_size` pixels squared (None
@@ -99,6 +100,7 @@ class ExportModel:
         classifier, preprocessing = self.classifier, self.classifier.preprocessing
         return {
             "classes": [printable_class_name(each) for each in classifier.classes],
+            **_describe_activation(classifier),
             "preprocessing": {
                 "image_size": preprocessing.image_size,
                 "resize": preprocessing.resize,
@@ -198,8 +200,8 @@ class ExportFormat(ABC):
         """Return a function that computes logits with the file at `path`, loaded as users load it."""
 
     @abstractmethod
-    def usage(self, name: str) -> str:
-        """Return Python code that loads the file `name` and computes logits."""
+    def usage(self, name: str, threshold: float | None = None) -> str:
+        """Return Python code that loads the file `name` and computes logits; `threshold` as `Classifier`."""
 
 
 class StateDictFormat(ExportFormat):
@@ -229,7 +231,7 @@ class StateDictFormat(ExportFormat):
         model.load_state_dict(read_weights(str(path)))
         return model.eval()
 
-    def usage(self, name: str) -> str:
+    def usage(self, name: str, threshold: float | None = None) -> str:
         """Return code that loads the file."""
         section = self._section.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_THE_MODEL)
         library, colon, network = self._section.name.partition(":")
@@ -279,7 +281,7 @@ class TorchExportFormat(ExportFormat):
             warnings.simplefilter("ignore")  # torch 2.11 warns about buffers that it reads itself
             return torch.export.load(str(path)).module()
 
-    def usage(self, name: str) -> str:
+    def usage(self, name: str, threshold: float | None = None) -> str:
         """Return code that loads the program and computes logits."""
         return f"""\
 import json
@@ -291,8 +293,7 @@ extra = {{"{METADATA_FILE}": ""}}
 program = torch.export.load({_quote_python(name)}, extra_files=extra).module()
 classes = json.loads(extra["{METADATA_FILE}"])["classes"]
 logits = program(images)
-print([classes[index] for index in logits.argmax(dim=1)])
-"""
+{_print_code("classes", threshold)}"""
 
 
 class OnnxFormat(ExportFormat):
@@ -344,7 +345,7 @@ class OnnxFormat(ExportFormat):
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         return lambda images: torch.from_numpy(session.run([OUTPUT_NAME], {"images": images.numpy()})[0])
 
-    def usage(self, name: str) -> str:
+    def usage(self, name: str, threshold: float | None = None) -> str:
         """Return code that runs the file with onnxruntime."""
         return f"""\
 import json
@@ -354,8 +355,7 @@ import onnxruntime
 session = onnxruntime.InferenceSession({_quote_python(name)})
 classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
 (logits,) = session.run(["{OUTPUT_NAME}"], {{"images": images}})
-print([classes[index] for index in logits.argmax(axis=1)])
-"""
+{_print_code("classes", threshold, "axis=1")}"""
 
 
 @dataclass(frozen=True)
@@ -416,7 +416,7 @@ class HubFormat(ExportFormat):
         model.load_state_dict(load_file(path / WEIGHTS_FILE))
         return model.eval()
 
-    def usage(self, name: str) -> str:
+    def usage(self, name: str, threshold: float | None = None) -> str:
         """Return code that loads the folder."""
         if self.library == "timm":
             return f"""\
@@ -425,8 +425,7 @@ import timm
 # "hf-hub:YOU/NAME" once it is there
 model = timm.create_model({_quote_python(f"local-dir:{name}")}, pretrained=True).eval()
 logits = model(images)
-print([model.pretrained_cfg["label_names"][index] for index in logits.argmax(dim=1)])
-"""
+{_print_code('model.pretrained_cfg["label_names"]', threshold)}"""
         return f"""\
 import json
 from pathlib import Path
@@ -442,8 +441,21 @@ sizes = dict(num_classes=config["num_classes"], channels=channels, image_size=si
 model = build_model(Model(**config["paceline"]["model"]), **sizes)
 model.load_state_dict(load_file({_quote_python(f"{name}/{WEIGHTS_FILE}")}))
 logits = model.eval()(images)
-print([config["label_names"][index] for index in logits.argmax(dim=1)])
-"""
+{_print_code('config["label_names"]', threshold)}"""
+
+
+def _print_code(names: str, threshold: float | None, dim: str = "dim=1") -> str:
+    """Return code that prints the class of each row of `logits`, or with `threshold` its classes."""
+    if threshold is None:
+        return f"print([{names}[index] for index in logits.argmax({dim})])\n"
+    # The logit whose sigmoid is the threshold.
+    least = math.log(threshold / (1 - threshold))
+    return f"print([[name for name, logit in zip({names}, row) if logit > {least:g}] for row in logits])\n"
+
+
+def _describe_activation(classifier: Classifier) -> dict[str, Any]:
+    threshold = {} if classifier.threshold is None else {"threshold": classifier.threshold}
+    return {"activation": classifier.activation, **threshold}
 
 
 def build_config(classifier: Classifier) -> dict[str, Any]:
@@ -481,6 +493,7 @@ def build_config(classifier: Classifier) -> dict[str, Any]:
             "recipe": recipe.hash,
             "model": model,
             **({"temperature": classifier.temperature} if classifier.temperature else {}),
+            **_describe_activation(classifier),
         },
     }
 

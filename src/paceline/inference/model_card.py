@@ -5,7 +5,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ from paceline.core.csv_cells import from_cell
 from paceline.core.errors import PacelineError
 from paceline.core.files import open_to_read
 from paceline.core.json_file import read_json
+from paceline.core.metric import MULTI_LABEL, format_metric, metric_label
 from paceline.core.results import ClassCount, RunResult, printable_class_name, worst_classes
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.statistics import Interval, wilson_interval
@@ -43,15 +44,17 @@ class ConfusedPair:
 class CheckpointEval:
     """An evaluation: a description of its weights, number of images, top-1 and top-5 with intervals, and classes.
 
+    With several labels per image, `metrics` have values for display, by name, and top-1 and top-5 are None.
     `classes` and `confused`, most frequent first, are known for the run's last evaluation only.
     """
 
     description: str
     num_images: int
-    top1: Interval
-    top5: Interval
+    top1: Interval | None
+    top5: Interval | None
     classes: tuple[ClassCount, ...] = ()
     confused: tuple[ConfusedPair, ...] = ()
+    metrics: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,13 @@ def read_checkpoint_record(run: Path, checkpoint: Path) -> CheckpointRecord:
 
 def _parse_eval(row: Mapping[str, Any]) -> CheckpointEval:
     # Averaged weights are the ones evaluated if the run has any.
-    prefix = "ema_" if row.get("ema_top1") is not None else ""
-    num_images = row["images"]
+    prefix = "ema_" if row.get("ema_loss", row.get("ema_top1")) is not None else ""
+    num_images, whose = row["images"], "the averaged weights" if prefix else "the weights"
+    if f"{prefix}top1" not in row:
+        metrics = {metric_label(name): format_metric(name, float(row[f"{prefix}{name}"])) for name in MULTI_LABEL}
+        return CheckpointEval(whose, num_images, None, None, metrics=metrics)
     top1, top5 = (wilson_interval(round(row[f"{prefix}{name}"] * num_images), num_images) for name in ("top1", "top5"))
-    return CheckpointEval("the averaged weights" if prefix else "the weights", num_images, top1, top5)
+    return CheckpointEval(whose, num_images, top1, top5)
 
 
 def _read_confused_pairs(path: Path) -> tuple[ConfusedPair, ...]:
@@ -212,7 +218,8 @@ def _card_header(classifier: Classifier, evaluation: CheckpointEval | None, name
 
     data = classifier.recipe.data
     is_measured = evaluation is not None and classifier.evaluated_image_size is None and data.eval_views == 1
-    shares = {"top-1": evaluation.top1.value, "top-5": evaluation.top5.value} if evaluation and is_measured else {}
+    intervals = {"top-1": evaluation.top1, "top-5": evaluation.top5} if evaluation and is_measured else {}
+    shares = {metric: each.value for metric, each in intervals.items() if each}
     header = ModelCardData(
         model_name=printable_class_name(name),
         library_name=library,

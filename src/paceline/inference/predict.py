@@ -96,7 +96,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An image by path and its most likely classes, most likely first."""
+    """An image by path and its most likely classes, most likely first; with several labels, those it has."""
 
     path: Path
     guesses: tuple[Guess, ...]
@@ -106,6 +106,8 @@ def predict_images(
     classifier: Classifier, images: Iterable[InputImage | UnreadableImage], *, batch_size: int, top: int
 ) -> Iterator[Prediction | UnreadableImage]:
     """Yield the `top` classes of each of `images` in order, running up to `batch_size` images at once.
+
+    With several labels per image, at most `top` of those above the threshold.
 
     Unreadable images keep their place. Raise `RecipeError` if the batch does not fit into GPU memory.
     """
@@ -123,16 +125,26 @@ def predict_images(
     yield from _predict_batch(classifier, batch, top)
 
 
-def rank_classes(log_probabilities: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
-    """Return the `top` classes of each row of `log_probabilities`, float [N, len(classes)], ties as in evaluation."""
+def rank_classes(
+    log_probabilities: Tensor, classes: Sequence[str], top: int, threshold: float | None = None
+) -> list[tuple[Guess, ...]]:
+    """Return the `top` classes of each row of `log_probabilities`, float [N, len(classes)], ties as in evaluation.
+
+    With `threshold`, only those with a probability above it.
+    """
     best = log_probabilities.topk(min(_EVAL_TOP_K, len(classes)), dim=1).indices
     # topk orders ties by k, so take evaluation's classes first and the others after them.
     if top > _EVAL_TOP_K:
         others = log_probabilities.scatter(1, best, -torch.inf)
         best = torch.cat([best, others.topk(min(top, len(classes)) - best.shape[1], dim=1).indices], dim=1)
     best = best[:, :top]
-    rows = zip(best.tolist(), log_probabilities.gather(1, best).exp().tolist(), strict=True)
-    return [tuple(Guess(classes[number], share) for number, share in zip(*row, strict=True)) for row in rows]
+    probabilities = log_probabilities.gather(1, best).exp()
+    # float32, as evaluation compares them.
+    is_shown = probabilities.float() > (-1 if threshold is None else threshold)
+    rows = zip(best.tolist(), probabilities.tolist(), is_shown.tolist(), strict=True)
+    return [
+        tuple(Guess(classes[number], share) for number, share, shown in zip(*row, strict=True) if shown) for row in rows
+    ]
 
 
 def _predict_batch(
@@ -144,7 +156,7 @@ def _predict_batch(
         _compute_log_probabilities(classifier, torch.stack(pixels)) if pixels else torch.empty(0, len(names))
     )
     are_numbers = iter((~log_probabilities.isnan().any(dim=1)).tolist())
-    guesses = iter(rank_classes(log_probabilities, names, top))
+    guesses = iter(rank_classes(log_probabilities, names, top, classifier.threshold))
     for each in batch:
         if isinstance(each, UnreadableImage):
             yield each

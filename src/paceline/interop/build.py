@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.core.dataset import Split
 from paceline.core.errors import RecipeError
-from paceline.data.augment.build import DeviceTransforms
+from paceline.data.augment.build import DeviceTransforms, place_targets
 from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.interop.data_loaders import (
@@ -126,7 +126,8 @@ def _build_train_loader(context: RunContext, dtype: torch.dtype, shared: SharedR
 
 def _build_eval_loader(context: RunContext, dtype: torch.dtype, shared: SharedResources) -> EvalLoader:
     transfer = _build_transfer(context, dtype)
-    finish = DeviceTransforms((), _build_normalize(transfer, dtype), None)
+    targets = place_targets(context.datasets.val.info.targets, transfer.device)
+    finish = DeviceTransforms((), _build_normalize(transfer, dtype), None, targets)
     loader, num_batches = context.create_eval_loader(context.datasets.val, context.plan.val_images)
     pipeline = _build_pipeline(context, "val", loader, num_batches, transfer, finish)
     return EvalLoader(pipeline=pipeline, num_batches=num_batches, batch_size=context.plan.eval_batch, shared=shared)

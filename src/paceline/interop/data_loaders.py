@@ -137,9 +137,9 @@ class _SplitLoader:
 class TrainLoader(_SplitLoader):
     """Yield (images, targets) of this rank's part of each batch, one epoch per iteration.
 
-    `images` are float [N, C, H, W], normalized, or uint8 on request. `targets` are labels, int64 [N], or with mixup or
-    cutmix float [N, num_classes] whose rows sum to 1. Both are on the device. N is `batch_size`, the rank's part of
-    `data.batch_size`. The incomplete last batch of an epoch is dropped.
+    `images` are float [N, C, H, W], normalized, or uint8 on request. `targets` are labels, int64 [N], or with mixup,
+    cutmix, several labels per image or soft labels float [N, num_classes]. Both are on the device. N is `batch_size`,
+    the rank's part of `data.batch_size`. The incomplete last batch of an epoch is dropped.
 
     Images and augmentation depend on (recipe's seed, epoch, image) alone: each batch equals the one of the same step of
     `paceline train`. Each iteration is the next epoch, wherever the previous one stopped; creating an iterator changes
@@ -242,7 +242,8 @@ class TrainLoader(_SplitLoader):
 class EvalLoader(_SplitLoader):
     """Yield (images, labels) of this rank's share of the validation split, the same in every iteration.
 
-    `images` are float [N, C, H, W], normalized, or uint8 on request, `labels` int64 [N], both on the device. Every
+    `images` are float [N, C, H, W], normalized, or uint8 on request, `labels` int64 [N], or with several labels per
+    image or soft labels targets float32 [N, num_classes], both on the device. Every
     image is in exactly one batch of one rank, without padding or dropping: sum your counts over the ranks and divide by
     `dataset.num_images`. Batches have up to `batch_size` images. All ranks have the same number of batches, so that
     collectives in a loop do not hang, except with a `data.eval_batch_size` of 1, or fewer than two images on some rank.

@@ -202,7 +202,7 @@ def count_classes(source: Source, labels_seen: Sequence[int] = ()) -> NDArray[np
     """Return the images per class, int64 [C]; counts `labels_seen` if labels are not indexed."""
     known = get_labels(source)
     counted = np.array(labels_seen, dtype=np.int64) if known is None else known
-    return np.bincount(counted, minlength=source.info.num_classes).astype(np.int64)
+    return np.asarray(np.rint(source.info.count_classes(counted)), dtype=np.int64)
 
 
 @dataclass

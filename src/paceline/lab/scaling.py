@@ -1,5 +1,6 @@
 """Studies over numbers of ranks, and over batch size, warm-up and learning-rate rule: plan and evaluate their runs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean, median
@@ -185,7 +186,7 @@ def compute_mean_top1(results: Sequence[RunResult]) -> Interval | None:
 
 def _get_top1(result: RunResult) -> float | None:
     evaluation = result.ema or result.eval
-    return None if evaluation is None else evaluation.top1
+    return None if evaluation is None or math.isnan(evaluation.top1) else evaluation.top1
 
 
 def _compute_top1_gap(results: Mapping[int, RunResult], base_results: Mapping[int, RunResult]) -> Interval | None:

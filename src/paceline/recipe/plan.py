@@ -18,6 +18,7 @@ from paceline.recipe.schema.optim import OneCycle, OptimSection, ScheduleSection
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.recipe.schema.sampler import Repeated
 from paceline.recipe.schema.train import Ema, Parallel, Train
+from paceline.recipe.targets import check_targets
 
 if TYPE_CHECKING:
     from paceline.core.dataset import DatasetInfo  # imports numpy, before the first line of a command
@@ -93,6 +94,7 @@ class Plan:
             raise DataError(
                 f"data.source: there are no validation images{why} (name some, or set train.eval_every=off)"
             )
+        check_targets(recipe.train, train)
         _check_statistics(recipe, train)
         total_steps = _total_steps(recipe.train, steps_per_epoch)
         to_steps = partial(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from paceline.core.health import RULES
+from paceline.core.metric import default_monitor, describe_result, metric_label, value_of
 from paceline.core.results import EvalResult, RunResult
 from paceline.core.statistics import wilson_interval
 from paceline.core.units import accuracy, count, per_second, seconds
@@ -44,13 +45,17 @@ def page_heading(run: RunData) -> str:
     if result is None or evaluation is None:
         return run.name
     name = clean_text(run.plan.get("recipe_name") or run.name, 60)
-    return f"{name}: {accuracy(evaluation.top1)} in {seconds(result.time.wall_s)}"
+    return f"{name}: {describe_result(evaluation, with_name=False)} in {seconds(result.time.wall_s)}"
 
 
 def _shown_evaluation(result: RunResult) -> EvalResult | None:
-    """Return the evaluation whose accuracy stands for the run: the last, or the best if its top-1 is higher."""
-    last = result.ema or result.eval
-    is_best_higher = result.best is not None and (last is None or result.best.top1 > last.top1)
+    """Return the evaluation whose accuracy stands for the run: the last, or the best if its top-1 is higher.
+
+    With several labels per image it is the macro AP that is compared.
+    """
+    last, best = result.ema or result.eval, result.best
+    name = default_monitor(best) if best is not None else ""
+    is_best_higher = best is not None and (last is None or value_of(best, name) > value_of(last, name))
     return result.best if is_best_higher else last
 
 
@@ -58,13 +63,18 @@ def _accuracy_tile(run: RunData, result: RunResult) -> Tile:
     last, best = result.ema or result.eval, _shown_evaluation(result)
     if last is None or best is None:
         return Tile("accuracy", _NOT_MEASURED, "not evaluated")
+    evals = downsample(run.evals, _MAX_SPARK_POINTS)
+    if default_monitor(best) != "top1":
+        name = default_monitor(best)
+        key = f"ema_{name}" if evals.has_key(f"ema_{name}") else name
+        label, value = f"accuracy ({metric_label(name)})", describe_result(best).split()[-1]
+        return Tile(label, TableCell(value), count(best.images, "image"), evals.xy_points("step", key))
     interval = wilson_interval(round(best.top1 * best.images), best.images)
     assert interval.low is not None and interval.high is not None
     notes = [f"{100 * interval.low:.1f} to {100 * interval.high:.1f} % for {count(best.images, 'image')}"]
     if best is not last:
         epoch = "" if result.best_epoch is None else f" of epoch {round(result.best_epoch, 2):g}"
         notes.append(f"best{epoch}, last {accuracy(last.top1)}")
-    evals = downsample(run.evals, _MAX_SPARK_POINTS)
     key = "ema_top1" if evals.has_key("ema_top1") else "top1"
     weights = "averaged weights, top-1" if result.ema is not None else "top-1"
     return Tile(f"accuracy ({weights})", cells.accuracy_cell(best.top1), "; ".join(notes), evals.xy_points("step", key))
@@ -117,7 +127,7 @@ def build_findings(
 
 def passed_checks(run: RunData, health: Sequence[HealthFinding]) -> list[str]:
     """Return the names of the health checks that found nothing; none if nothing was evaluated."""
-    if not run.evals:
+    if not any("top1" in each for each in run.evals):
         return []
     found = {each.title for each in health}
     names = (name.replace("_", " ") for name, _, _ in RULES)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, Final
 
-from paceline.core.units import accuracy
+from paceline.core.metric import describe_result
 from paceline.report import cells
 from paceline.report.document import (
     Block,
@@ -129,7 +129,7 @@ def _citation(run: RunData) -> Iterator[str]:
     yield run.name
     evaluation = result.ema or result.eval
     if evaluation is not None:
-        yield f"top-1 {accuracy(evaluation.top1)} on {evaluation.images:,} images"
+        yield f"{describe_result(evaluation)} on {evaluation.images:,} images"
     name, digest = clean_text(run.plan.get("recipe_name") or "", 60), clean_text(result.recipe_hash, 40)
     yield f"recipe {name} ({digest})" if name else f"recipe {digest}"
     yield f"weights sha256 {clean_text(result.weights_sha256, 80)[:_HASH_CHARS]}"

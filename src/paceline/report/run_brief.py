@@ -1,10 +1,11 @@
 """Describe the outcome of a run or of an evaluation in a few lines; `run_summary` has the figures in full."""
 
+import math
 import shlex
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from paceline.core.metric import better_than_last, describe_monitored, format_metric, metric_label
+from paceline.core.metric import better_than_last, describe_metrics, describe_monitored, describe_result
 from paceline.core.results import Calibration, ClassCount, EvalReport, EvalResult, RunResult, worst_classes
 from paceline.core.run_dir import RunDir, checkpoint_name
 from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED
@@ -72,11 +73,13 @@ def evaluation_brief(
 
 
 def _evaluation_row(label: str, result: EvalResult, gap: float | None = None) -> BriefRow:
-    pieces = [accuracy(result.top1), f"top-5 {accuracy(result.top5)}", *_balanced_pieces(result, 5e-5)]
+    is_multi_label = math.isnan(result.top1)
+    pieces = [] if is_multi_label else [accuracy(result.top1), f"top-5 {accuracy(result.top5)}"]
+    pieces += _balanced_pieces(result, 5e-5)
     pieces.append(f"loss {result.loss:,.4f}")
     if result.ece is not None:
         pieces.append(f"ECE {result.ece:.4f}")
-    pieces += [f"{metric_label(name)} {format_metric(name, each)}" for name, each in (result.metrics or {}).items()]
+    pieces += describe_metrics(result, all_of_them=True)
     if gap is not None:
         pieces.append(f"a gap of {100 * gap:+.2f} points")
     return BriefRow(label, [pieces])
@@ -107,17 +110,17 @@ def _accuracy_pieces(result: RunResult, run: RunData) -> Iterator[str]:
         yield "not evaluated: the recipe has train.eval_every=off, or the run ended before the first"
         return
     last = result.ema or result.eval
-    yield accuracy(last.top1)
+    yield describe_result(last, with_name=False)
     if result.ema is not None:
-        yield f"averaged weights (raw {accuracy(result.eval.top1)})"
+        yield f"averaged weights (raw {describe_result(result.eval, with_name=False)})"
     yield from _balanced_pieces(last)
     epoch = "" if result.best_epoch is None else f" (epoch {round(result.best_epoch, 2):g})"
     if monitored := describe_monitored(result):
         name, value, best = monitored
         yield f"{name} {value}" + (f", best {best}{epoch}" if best else "")
     elif earlier := better_than_last(result):
-        yield f"best {accuracy(earlier.top1)}{epoch}"
-    if result.train_eval is not None:
+        yield f"best {describe_result(earlier, with_name=False)}{epoch}"
+    if result.train_eval is not None and result.gap is not None:
         yield f"on training images {accuracy(result.train_eval.top1)}"
     if result.time.to_target_s is not None:
         yield f"target reached after {seconds(result.time.to_target_s)}"

@@ -267,7 +267,8 @@ def _unfinished_figures(run: RunData) -> list[KeyFigure]:
         last = run.evals[-1]
         top1 = finite_or_none(last.get("ema_top1", last.get("top1")))
         step = number(finite_or_none(last.get("step")) or 0)
-        figures.append(KeyFigure("top-1 so far", cells.accuracy_cell(top1), f"after step {step}"))
+        if top1 is not None:
+            figures.append(KeyFigure("top-1 so far", cells.accuracy_cell(top1), f"after step {step}"))
     for key, label in (("step", "last logged step"), ("images_per_s", "images/s, last"), ("trained_s", "trained")):
         if run.steps.has_key(key):
             last_value = run.steps.extents[key].last

@@ -1,10 +1,19 @@
 """Describe the outcome of a run or of an evaluation: its key figures, and facts below them."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from paceline.core.metric import better_than_last, describe_monitored, format_metric, metric_label, monitor_of
+from paceline.core.metric import (
+    better_than_last,
+    default_monitor,
+    describe_metrics,
+    describe_monitored,
+    describe_result,
+    metric_label,
+    monitor_of,
+)
 from paceline.core.results import (
     AccountResult,
     CheckpointResult,
@@ -33,21 +42,28 @@ _MIN_TIME_SHARE: Final = 0.002
 
 def evaluation_figures(report: EvalReport) -> Iterator[KeyFigure]:
     """Yield the accuracies of raw weights, averaged weights and training images."""
-    yield KeyFigure("top-1", cells.accuracy_cell(report.val.top1), _describe_evaluation(report.val))
+    name = metric_label(default_monitor(report.val))
+    yield KeyFigure(name, _result_cell(report.val), _describe_evaluation(report.val))
     if report.ema is not None:
-        yield KeyFigure("averaged weights", cells.accuracy_cell(report.ema.top1), _describe_evaluation(report.ema))
+        yield KeyFigure("averaged weights", _result_cell(report.ema), _describe_evaluation(report.ema))
     if report.train is not None and report.gap is not None:
         note = f"a gap of {100 * report.gap:+.2f} points, {count(report.train.images, 'image')}"
         yield KeyFigure("on training images", cells.accuracy_cell(report.train.top1), note)
 
 
+def _result_cell(result: EvalResult) -> TableCell:
+    """Return the metric that sums up an evaluation."""
+    is_top1 = default_monitor(result) == "top1"
+    return cells.accuracy_cell(result.top1) if is_top1 else TableCell(describe_result(result).split()[-1])
+
+
 def _describe_evaluation(result: EvalResult) -> str:
-    parts = [f"top-5 {accuracy(result.top5)}", f"loss {result.loss:,.4f}"]
+    parts = [*([] if math.isnan(result.top1) else [f"top-5 {accuracy(result.top5)}"]), f"loss {result.loss:,.4f}"]
     if result.mean_class_accuracy is not None and abs(result.mean_class_accuracy - result.top1) >= 5e-5:
         parts.append(f"balanced accuracy {accuracy(result.mean_class_accuracy)}")
     if result.ece is not None:
         parts.append(f"ECE {result.ece:.4f}")
-    parts += (f"{metric_label(name)} {format_metric(name, each)}" for name, each in (result.metrics or {}).items())
+    parts += describe_metrics(result, all_of_them=True)
     return ", ".join([*parts, count(result.images, "image")])
 
 

@@ -4,7 +4,7 @@ import math
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from paceline.training.checkpoint import load_model
 from paceline.training.clipping import build_adaptive_clip
 from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry, StepCoordinator, never_up
+from paceline.training.distill import Teacher, build_criterion, check_same_teacher, load_teacher
 from paceline.training.ema import build_weight_average
 from paceline.training.first_inputs import MAX_IMAGES, FirstInputs
 from paceline.training.goodput import GoodputTracker
@@ -56,7 +57,7 @@ from paceline.training.process import RunProcess
 from paceline.training.saver import CheckpointSaver, TrainingState
 from paceline.training.scores import build_monitor
 from paceline.training.state import StepInterval, TrainState
-from paceline.training.trainer import CaptureStep, EagerStep, OptimizerUpdate, StepSeeder, Trainer
+from paceline.training.trainer import CaptureStep, Criterion, EagerStep, OptimizerUpdate, StepSeeder, Trainer
 
 _RANK_0_WEIGHTS_ONLY: Final = (
     "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
@@ -74,7 +75,7 @@ class PreparedModel:
     """
 
     replica: nn.Module
-    criterion: nn.Module
+    criterion: Criterion
     training_state: TrainingState
     state: TrainState
     compile_s: float
@@ -110,7 +111,11 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
     layers = layers_for_decay(recipe.optim, model)
     replica = compile_model(strategy.prepare(model), recipe.train.compile, len(context.plan.train_sizes))
     training_state = build_training_state(context, model, precision, strategy, layers)
-    criterion, weights_note = build_loss(recipe.train, context.datasets.train, context.device)
+    loss, weights_note = build_loss(recipe.train, context.datasets.train, context.device)
+    teacher = _load_teacher(context, store, precision, start_from)
+    if teacher:
+        initial_weights = replace(initial_weights, provenance={**initial_weights.provenance, **teacher.provenance})
+    criterion = build_criterion(loss, recipe.train.distill, teacher)
     state = training_state.load_state_dict(Path(start_from)) if start_from else TrainState()
     warm_up = partial(warmup_pass, model, replica, context.create_transfer(precision.dtype), precision, context.plan)
     compile_timer = StageTimer()
@@ -138,6 +143,25 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
     return context.with_notes(*notes), PreparedModel(
         replica, criterion, training_state, state, compile_timer.total_s, capture, initial_weights
     )
+
+
+def _load_teacher(context: RunContext, store: RankStore, precision: Precision, start_from: str) -> Teacher | None:
+    """Return the teacher of `train.distill`, the same on every rank, or None without. Collective."""
+    section = context.recipe.train.distill
+    if section == "off":
+        return None
+    found = find_initial_checkpoint(section.teacher, "train.distill.teacher") if context.world.is_main else ""
+    checkpoint = store.broadcast("teacher", found)
+
+    def load(is_first: bool) -> Teacher:
+        return load_teacher(context, precision, section, checkpoint, may_download=is_first)
+
+    # The first rank of each node downloads published weights.
+    is_shared = is_published(section.teacher)
+    teacher = local_rank_zero_first(store, load, lambda: None, "teacher_weights") if is_shared else load(True)
+    if start_from:
+        check_same_teacher(teacher, start_from, section)
+    return teacher
 
 
 def _load_initial_weights(section: Model, model: nn.Module, checkpoint: str, is_first: bool) -> InitialWeights:
@@ -271,7 +295,7 @@ def build_trainer(
         ),
         target=None if stop == "off" else TargetCriterion(stop.top1, stop.patience),
         patience=build_patience(recipe.train, plan),
-        monitor=build_monitor(recipe),
+        monitor=build_monitor(recipe, context.default_monitor),
         plateau_metric=build_monitor(recipe, default="loss"),
         has_max_time=recipe.train.max_time != "off",
         clock=clock,

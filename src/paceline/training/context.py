@@ -13,7 +13,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.host import rank_cores
 from paceline.core.results import BatchNormCheck
 from paceline.core.world import World
-from paceline.data.augment.build import DeviceTransforms, build_device_transforms
+from paceline.data.augment.build import DeviceTransforms, build_device_transforms, place_targets
 from paceline.data.loaders.build import (
     NUM_REPLAYED_BATCHES,
     Loader,
@@ -40,6 +40,7 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
+from paceline.recipe.targets import is_multi_label
 from paceline.training.coordinator import BadImageRegistry
 from paceline.training.datasets import ReadData
 from paceline.training.ema import WeightAverage
@@ -101,6 +102,16 @@ class RunContext:
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether the model gives each class a probability of its own."""
+        return is_multi_label(self.recipe.train.loss, self.datasets.train.info)
+
+    @property
+    def default_monitor(self) -> str:
+        """The metric of `train.monitor=auto`."""
+        return "ap" if self.is_multi_label else "top1"
 
     @property
     def augment_location(self) -> str | None:
@@ -189,7 +200,11 @@ class RunContext:
         """Return the transforms of batches on the device, in `dtype`."""
         transfer = self.create_transfer(dtype)
         return build_device_transforms(
-            self.recipe.data, transfer, self.plan.num_classes, on_device=self._loader_options.on_device
+            self.recipe.data,
+            transfer,
+            self.plan.num_classes,
+            on_device=self._loader_options.on_device,
+            targets=self.datasets.train.info.targets,
         )
 
     def create_evaluator(
@@ -209,6 +224,8 @@ class RunContext:
         With `calibrates` it fits a temperature to the validation images.
         """
         plan, datasets = self.plan, self.datasets
+        if calibrates and datasets.val.info.targets is not None:
+            raise RecipeError("--calibrate: needs one class per image, and these have several or shares (leave it out)")
 
         def evaluator(
             split: Split, source: Source, num_images: int, num_worst: int = 0, metrics: ExtraMetrics = NO_METRICS
@@ -230,6 +247,8 @@ class RunContext:
                 metrics=metrics,
                 on_progress=on_progress,
                 calibrates=calibrates and split == "val",
+                targets=place_targets(source.info.targets, self.device),
+                threshold=self.recipe.train.label_threshold if self.is_multi_label else None,
             )
 
         metrics = ExtraMetrics.from_recipe(self.recipe)
@@ -249,7 +268,9 @@ class RunContext:
         options = LoaderOptions(workers=0, pin_memory=False)
         loader = self._close_at_end(build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, options))
         transfer = self.create_transfer(precision.dtype)
-        checker = BatchNormChecker(loader, shard.num_batches, transfer, precision, strategy, self.device)
+        targets = place_targets(source.info.targets, torch.device("cpu"))
+        row_classes = None if targets is None else targets.argmax(dim=1)
+        checker = BatchNormChecker(loader, shard.num_batches, transfer, precision, strategy, self.device, row_classes)
         with average.swapped() if average else contextlib.nullcontext():
             return checker(model)
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, TargetTable
 from paceline.core.errors import DataError, suggest_similar
 from paceline.core.run_dir import RunDir
 from paceline.core.units import count
@@ -119,7 +119,7 @@ def read_eval_dataset(
     warning = _describe_overlap(section, run_recipe.data.source)
     return EvalData(
         _build_eval_recipe(recipe, run_recipe, trained, test),
-        _with_run_classes(test, trained.info),
+        _with_run_classes(test, trained),
         _build_note(test, trained.info, warning),
     )
 
@@ -170,10 +170,16 @@ def _build_eval_recipe(recipe: Recipe, run_recipe: Recipe, trained: TrainedDatas
     )
 
 
-def _with_run_classes(test: Source, trained: DatasetInfo) -> Datasets:
-    numbers = match_classes(test.info.class_names, trained.class_names)
-    eval_info = replace(trained, name=test.info.name, split="val", num_images=len(test), notes=test.info.notes)
-    return Datasets(_relabel(test, trained, numbers), _relabel(test, eval_info, numbers))
+def _with_run_classes(test: Source, trained: TrainedDataset) -> Datasets:
+    numbers, info, targets = match_classes(test.info.class_names, trained.info.class_names), trained.info, None
+    if test.info.targets is not None or trained.is_multi_label:
+        rows = np.eye(len(numbers), dtype=np.float32) if test.info.targets is None else test.info.targets.rows
+        targets = TargetTable(np.zeros((len(rows), info.num_classes), dtype=np.float32))
+        targets.rows[:, numbers] = rows
+        numbers = tuple(range(len(rows)))  # the columns of the table are relabeled, so the labels stay
+    info = replace(info, targets=targets)
+    eval_info = replace(info, name=test.info.name, split="val", num_images=len(test), notes=test.info.notes)
+    return Datasets(_relabel(test, info, numbers), _relabel(test, eval_info, numbers))
 
 
 def _relabel(test: Source, info: DatasetInfo, label_map: tuple[int, ...]) -> Source:

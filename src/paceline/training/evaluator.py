@@ -1,25 +1,24 @@
 """Evaluate the raw and the averaged weights exactly: each image is counted once on any number of ranks."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.errors import DataError
-from paceline.core.results import BatchNormCheck, Calibration, ClassTable, EvalReport, EvalResult, MisclassifiedImage
+from paceline.core.results import BatchNormCheck, EvalReport
 from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.models.freeze import eval_mode, use_batch_statistics
 from paceline.parallel.strategy import Strategy
-from paceline.training.calibration import calibrate
 from paceline.training.coordinator import SplitBadImages
 from paceline.training.ema import WeightAverage
-from paceline.training.metrics import EvalCounts, WorstMistakes, predict_batch
 from paceline.training.precision import Precision
-from paceline.training.scores import NO_METRICS, ExtraMetrics, ImageScores, ScoreCollector, do_nothing
+from paceline.training.scores import NO_METRICS, ExtraMetrics, do_nothing
+from paceline.training.split_meter import ClassMeter, LabelMeter, SplitEvaluation, SplitMeter
 
 _BATCH_NORM_BATCH: Final = 128
 """Images per batch of the BatchNorm check."""
@@ -64,15 +63,6 @@ def _memory_format(images: Tensor) -> torch.memory_format:
     return torch.channels_last if is_last else torch.contiguous_format
 
 
-class SplitEvaluation(NamedTuple):
-    """Metrics, per-class counts, the misclassified images with the highest loss, and a calibration on rank 0."""
-
-    result: EvalResult
-    classes: ClassTable
-    worst: tuple[MisclassifiedImage, ...] = ()
-    calibration: Calibration | None = None
-
-
 def never_stop() -> bool:
     """Return False: never stop early."""
     return False
@@ -102,19 +92,16 @@ class SplitEvaluator:
     metrics: ExtraMetrics = NO_METRICS
     on_progress: Callable[[], None] = do_nothing
     calibrates: bool = False
+    targets: Tensor | None = None  # of which labels are rows, float32 [T, num_classes] on the device
+    threshold: float | None = None  # with several labels per image
 
     def __call__(self, model: nn.Module) -> SplitEvaluation | None:
-        """Return accuracy, cross-entropy without label smoothing, calibration, and `metrics`. Collective.
+        """Return the evaluation of a `SplitMeter`. Collective.
 
         Return None if a rank `should_stop`. Unreadable images are added to `bad_images`.
         """
         stopped, num_bad, num_new = False, 0, 0
-        num_best = self.metrics.num_best
-        counts = EvalCounts.zeros(len(self.class_names), self.device, num_best if self.metrics.names else 0)
-        collector = ScoreCollector() if self.metrics.needs_scores else None
-        # log_softmax, as a constant per image changes no temperature, and float32 is most precise around 0.
-        logits_collector = ScoreCollector(torch.log_softmax) if self.calibrates else None
-        mistakes = WorstMistakes.empty(self.num_worst, self.device) if self.num_worst else None
+        meter = self._build_meter()
         with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
                 stopped = self.should_stop()
@@ -127,51 +114,34 @@ class SplitEvaluator:
                 device_batch = self.transfer(batch)
                 with self.precision.autocast():
                     logits = self.views(model, self.transfer.normalize(device_batch.images))
-                predictions = predict_batch(logits, device_batch.labels, num_best)
-                counts.add(predictions)
-                if mistakes:
-                    mistakes.add(predictions, batch.indices)
-                for each in filter(None, (collector, logits_collector)):
-                    each.add(logits, device_batch.labels, batch.indices)
-        total = counts.reduce(self.strategy.sum)
+                meter.add(logits, device_batch.labels, batch.indices)
+        num_images = meter.sum_over_ranks(self.strategy)
         flags = torch.tensor([stopped, num_bad, num_new], dtype=torch.int64, device=self.device)
         num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
         if num_stopped:
             return None
         # Integers, so that the sum over ranks is exact.
-        counted = total.images + all_bad
+        counted = num_images + all_bad
         assert counted == self.num_images, f"{counted} images were counted of {self.num_images}"
         if all_new and self.bad_images:
             self.bad_images.sync()
-        if not total.images:
+        if not num_images:
             raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (fix them)")
-        worst = mistakes.merge_ranks(self.strategy.all_gather).to_mistakes() if mistakes else ()
-        result, table = total.to_result(), total.to_class_table(self.class_names)
-        if self.metrics.names:
-            result, table = self._add_metrics(result, table, total.top_k_shares(), collector)
-        images = self._gather(logits_collector)
-        return SplitEvaluation(result, table, worst, calibrate(images, result) if images else None)
+        return meter.evaluate(self.strategy, self.class_names)
 
-    def _gather(self, collector: ScoreCollector | None) -> ImageScores | None:
-        """Return the scores of all images on rank 0, None on others or without a collector. Collective."""
-        return collector.gather(self.strategy, len(self.class_names), self.device) if collector else None
-
-    def _add_metrics(
-        self, result: EvalResult, table: ClassTable, shares: list[float], collector: ScoreCollector | None
-    ) -> tuple[EvalResult, ClassTable]:
-        images = self._gather(collector)
-        values, classes = self.metrics.measure(table.classes, shares, images, self._share_progress)
-        if collector and self.strategy.world_size > 1:  # rank 0 has the scores; all need what is monitored
-            row = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
-            row = row if images is not None else torch.zeros_like(row)
-            values = dict(zip(values, self.strategy.sum(row).tolist(), strict=True))
-        return result.model_copy(update={"metrics": values}), replace(table, classes=tuple(classes))
-
-    def _share_progress(self) -> None:
-        """Count as progress on all ranks that rank 0 has computed a part of the metrics of scores. Collective."""
-        if self.metrics.needs_scores:
-            self.strategy.sum(torch.zeros(1, dtype=torch.int64, device=self.device)).tolist()  # waits for rank 0
-            self.on_progress()
+    def _build_meter(self) -> SplitMeter:
+        if self.threshold is not None:
+            assert self.targets is not None, "several labels are rows of a table"
+            return LabelMeter(self.targets, self.threshold, self.metrics, self.on_progress)
+        return ClassMeter(
+            len(self.class_names),
+            self.device,
+            self.targets,
+            self.num_worst,
+            self.metrics,
+            self.on_progress,
+            calibrates=self.calibrates,
+        )
 
 
 @dataclass(frozen=True)
@@ -188,6 +158,7 @@ class BatchNormChecker:
     precision: Precision
     strategy: Strategy
     device: torch.device
+    row_classes: Tensor | None = None  # of soft labels, the class of the largest share of each row, int64 [T]
 
     def __call__(self, model: nn.Module) -> BatchNormCheck | None:
         """Return both counts of correct images over all ranks, or None without BatchNorm. Collective."""
@@ -217,6 +188,7 @@ class BatchNormChecker:
         if sum(map(len, batches)) < 2:  # one image has no statistics
             return
         images, labels = torch.cat([each.images for each in batches]), torch.cat([each.labels for each in batches])
+        labels = labels if self.row_classes is None else self.row_classes[labels]
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
         # Evaluation has shown that this many images fit into memory.
         batch_size = max(2, min(_BATCH_NORM_BATCH, max(map(len, batches))))

@@ -41,8 +41,8 @@ class InitialWeights:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_initial_checkpoint(weights: str) -> str:
-    """Return the checkpoint that `model.weights` names, "" if it is no folder.
+def find_initial_checkpoint(weights: str, field: str = "model.weights") -> str:
+    """Return the checkpoint that `weights`, the value of `field`, names, "" if it is no folder.
 
     It may be a run directory, for its last checkpoint, or RUN/checkpoints/ with best, last or a step's folder. Raise
     `RecipeError` for any other folder, or a missing checkpoint.
@@ -56,17 +56,17 @@ def find_initial_checkpoint(weights: str) -> str:
         if not is_folder(path):
             return ""
         raise RecipeError(
-            f"model.weights: {weights}: is neither a run directory nor a checkpoint of one "
+            f"{field}: {weights}: is neither a run directory nor a checkpoint of one "
             "(give RUN, RUN/checkpoints/best or a step's folder there, a .safetensors or a .pth)"
         )
     if name not in _CHECKPOINT_NAMES:
         if not os.path.lexists(path):
-            raise RecipeError(f"model.weights: {weights}: no such checkpoint (see {path.parent})")
+            raise RecipeError(f"{field}: {weights}: no such checkpoint (see {path.parent})")
         return str(path) if is_folder(path) else ""
     try:
         return str(CheckpointStorage(RunDir(run).checkpoints, KeepPolicy(1)).by_name(name))
     except CheckpointError as error:
-        raise RecipeError(f"model.weights: {error}") from None
+        raise RecipeError(f"{field}: {error}") from None
 
 
 def load_initial_weights(

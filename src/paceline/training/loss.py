@@ -38,9 +38,10 @@ def compute_class_weights(
             f"before training (set train.class_weights=off)"
         )
     names = source.info.class_names
-    counts = np.bincount(labels, minlength=len(names))
+    counts = source.info.count_classes(labels)
     if setting == "balanced":
-        weights = np.where(counts > 0, len(labels) / ((counts > 0).sum() * np.maximum(counts, 1)), 1.0)
+        divisors = np.where(counts > 0, counts, 1)
+        weights = np.where(counts > 0, len(labels) / ((counts > 0).sum() * divisors), 1.0)
         return np.asarray(weights, dtype=np.float64)
     unknown = [name for name in setting if name not in names]
     if unknown:

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
+from paceline.core.dataset import LABEL_SHARE
 from paceline.core.results import (
     CalibrationBin,
     ClassCount,
@@ -43,20 +45,27 @@ class Predictions(NamedTuple):
     losses: Tensor
 
 
-def predict_batch(logits: Tensor, labels: Tensor, num_best: int = 5) -> Predictions:
-    """Return the `num_best` predictions of logits float [N, num_classes] for labels int64 [N] on the same device."""
+def predict_batch(logits: Tensor, labels: Tensor, num_best: int = 5, targets: Tensor | None = None) -> Predictions:
+    """Return the `num_best` predictions of logits float [N, num_classes] for labels int64 [N] on the same device.
+
+    With soft `targets` float [N, num_classes] the losses are the cross-entropy of these.
+    """
     # float64, so that 16-bit logits give exact sums, and the prediction agrees with `topk` in case of ties.
     log_probabilities = logits.double().log_softmax(dim=1)
     best = log_probabilities.topk(min(5, logits.shape[1]), dim=1).indices
     hits = best == labels[:, None]
     if num_best > 5:
         hits = _extend_hits(hits, log_probabilities, labels, num_best)
+    if targets is None:
+        losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
+    else:
+        losses = -(targets * log_probabilities).sum(dim=1)
     return Predictions(
         labels=labels,
         hits=hits,
         predicted=best[:, 0],
         confidence=log_probabilities.gather(1, best[:, :1])[:, 0].exp(),
-        losses=-log_probabilities.gather(1, labels[:, None])[:, 0],
+        losses=losses,
     )
 
 
@@ -150,6 +159,57 @@ class EvalCounts:
             confusion=tuple(map(tuple, self.confusion.tolist())),
             calibration=calibration_bins(self.bins),
         )
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """Counts of images with several labels on the device; adding a batch never synchronizes.
+
+    `scores` float64 [3]: images, images whose labels are all predicted and no others, and summed binary cross-entropy,
+    which is a mean over the classes of each image. `classes` int64 [3, num_classes]: images with each label, those
+    among them for which it is predicted, and images for which it is predicted.
+    """
+
+    scores: Tensor
+    classes: Tensor
+
+    @classmethod
+    def zeros(cls, num_classes: int, device: torch.device) -> Self:
+        """Return the counts of no images."""
+        scores = torch.zeros(3, dtype=torch.float64, device=device)
+        return cls(scores, torch.zeros(3, num_classes, dtype=torch.int64, device=device))
+
+    def add(self, logits: Tensor, targets: Tensor, threshold: float) -> None:
+        """Count logits float [N, K] for targets float [N, K]; probabilities above `threshold` are predicted labels."""
+        logits, targets = logits.double(), targets.double()
+        # float32, as `paceline predict` reports them.
+        is_predicted, is_label = logits.sigmoid().float() > threshold, targets >= LABEL_SHARE
+        losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
+        is_exact = (is_predicted == is_label).all(dim=1).double()
+        self.scores.add_(torch.stack([torch.ones_like(losses), is_exact, losses]).sum(dim=1))
+        self.classes.add_(torch.stack([is_label, is_label & is_predicted, is_predicted]).sum(dim=1))
+
+    def reduce(self, reduce: Callable[[Tensor], Tensor]) -> "LabelCounts":
+        """Return the counts with `reduce`, such as a sum over ranks, applied to each tensor."""
+        return LabelCounts(reduce(self.scores), reduce(self.classes))
+
+    def to_result(self) -> EvalResult:
+        """Return the metrics of at least one image that need no scores: micro averages are over all labels."""
+        images, exact, loss = self.scores.tolist()
+        labels, correct, predicted = self.classes.sum(dim=1).tolist()
+        metrics = {
+            "micro_precision": correct / predicted if predicted else 0.0,
+            "micro_recall": correct / labels if labels else 0.0,
+            "micro_f1": 2 * correct / (labels + predicted) if labels + predicted else 0.0,
+            "subset_accuracy": exact / images,
+            "hamming_loss": (labels + predicted - 2 * correct) / (images * self.classes.shape[1]),
+        }
+        return EvalResult(images=int(images), loss=loss / images, metrics=metrics)
+
+    def to_class_table(self, names: Sequence[str]) -> ClassTable:
+        """Return the per-class counts for classes called `names`."""
+        rows = zip(names, *self.classes.tolist(), strict=True)
+        return ClassTable(tuple(ClassCount(printable_class_name(name), *counts) for name, *counts in rows))
 
 
 def calibration_bins(bins: Tensor) -> tuple[CalibrationBin, ...]:

@@ -124,11 +124,14 @@ def build_run_outputs(
         drop_records_after(path, state.step - 1)
         if path.stat().st_size == 0:
             path.unlink()
-    rundir.write_json(rundir.dataset.name, TrainedDataset.from_source(context.datasets.train).to_dict())
+    trained = TrainedDataset.from_source(context.datasets.train, is_multi_label=context.is_multi_label)
+    rundir.write_json(rundir.dataset.name, trained.to_dict())
     rundir.write_json("machine.json", machine)
     callbacks = build_callbacks(recipe, context.plan, training_state.schedule, rundir.path, state.step)
     listeners = (*process.invocation.listeners, callbacks)
-    sinks = build_sinks(rundir, recipe, state.step, listeners, last_eval=state.last_step)
+    sinks = build_sinks(
+        rundir, recipe, state.step, listeners, last_eval=state.last_step, is_multi_label=context.is_multi_label
+    )
     writer = CheckpointWriter(
         checkpoint_storage(context, rundir),
         background=section.background == "on",

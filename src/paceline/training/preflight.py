@@ -28,6 +28,7 @@ from paceline.recipe.schema.optim import Adam, OptimSection, OwnOptim, Sgd
 from paceline.training.checkpoint import CheckpointStorage, CheckpointWriter, KeepPolicy, Snapshot
 from paceline.training.components import build_training_state
 from paceline.training.context import RunContext
+from paceline.training.distill import teacher_errors, teacher_section
 from paceline.training.init_weights import find_initial_checkpoint
 from paceline.training.loss import build_loss
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
@@ -47,14 +48,18 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
     device = torch.device("cpu" if is_plugin or is_plugin_name(recipe.model.name) else "meta")
     with torch.random.fork_rng(devices=[]):
         model = build_model_on_device(recipe.model, plan, device)
-    download_note = _check_initial_weights(recipe.model)
+    notes = [_check_initial_weights(recipe.model)]
+    if recipe.train.distill != "off":
+        teacher = find_initial_checkpoint(recipe.train.distill.teacher, "train.distill.teacher")
+        with teacher_errors(recipe.train.distill):
+            notes.append(_check_initial_weights(teacher_section(recipe.train.distill, recipe.model, teacher)))
     layers = layers_for_decay(recipe.optim, model)
     optimizer = build_optimizer(_without_kernels(recipe.optim), model.named_parameters(), device.type, layers)
     if is_plugin:
         with torch.random.fork_rng(devices=[]):
             _try_optimizer_step(recipe.optim, optimizer, model)
     _, weights_note = build_loss(recipe.train, train, torch.device("cpu"))
-    return tuple(filter(None, (download_note, describe_layer_decay(recipe.optim, optimizer, layers), weights_note)))
+    return tuple(filter(None, (*notes, describe_layer_decay(recipe.optim, optimizer, layers), weights_note)))
 
 
 def _check_initial_weights(section: Model) -> str:

@@ -1,5 +1,6 @@
 """Build the `RunResult` and its health findings from the measurements of a run."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -47,6 +48,8 @@ _MAX_RECORDS: Final = 1_000_000
 def collect_evidence(state: TrainState, status: Status, steps_per_epoch: int, precision: Precision) -> RunHistory:
     """Return the evidence that is the same on every rank at the end of a run."""
     last = state.last
+    # The findings are about one label per image.
+    last = None if last is None or math.isnan(last.val.top1) else last
     points = (EvalPoint.of(last, state.last_step, state.last_step / steps_per_epoch),) if last else ()
     return replace(
         _class_tables(last) if last else RunHistory(()),
@@ -62,6 +65,8 @@ def collect_evidence(state: TrainState, status: Status, steps_per_epoch: int, pr
 
 def evidence_from_report(report: EvalReport) -> RunHistory:
     """Return the evidence of a stand-alone evaluation."""
+    if math.isnan(report.val.top1):
+        return RunHistory((), is_alone=True)
     return replace(_class_tables(report), points=(EvalPoint.of(report),), is_alone=True)
 
 
@@ -149,7 +154,8 @@ def build_result(
     Times are those of this process; goodput covers all processes.
     """
     recipe, plan, last, summary = context.recipe, context.plan, state.last, measured.summary
-    rates, monitor = throughput(summary.step_s, plan.batch_size, summary.excluded_s), build_monitor(recipe)
+    rates = throughput(summary.step_s, plan.batch_size, summary.excluded_s)
+    monitor = build_monitor(recipe, context.default_monitor)
     times = _build_time_result(summary.pauses, state, timer, startup)
     return RunResult(
         status=status,

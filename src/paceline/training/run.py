@@ -24,7 +24,7 @@ from paceline.parallel.watchdog import watchdog
 from paceline.recipe.plan import resolve_batch, small_batch_warning, with_batch_size
 from paceline.recipe.plugins import check_plugins, code_identity
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.train import CrossEntropyLoss
+from paceline.recipe.schema.train import CrossEntropyLoss, Train
 from paceline.training.checkpoint import model_tensors
 from paceline.training.components import build_run_deadline, build_trainer, prepare_model
 from paceline.training.context import RunContext, open_context
@@ -132,7 +132,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 measured = meter.collect()
                 weights = FinalWeights.from_model(model, strategy.gather(model_tensors(model)))
                 evidence = collect_evidence(state, status, context.plan.steps_per_epoch, precision)
-                evidence = replace(evidence, has_cross_entropy=context.recipe.train.loss == CrossEntropyLoss())
+                evidence = replace(evidence, has_cross_entropy=_has_cross_entropy(context.recipe.train))
                 check = None
                 if status != "preempted" and is_suspicious(evidence):  # a preempted run has no time
                     check = context.check_batch_norm(precision, strategy, training_state.average, model)
@@ -170,6 +170,10 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 meter.merge_traces(measured.clock_offsets_s)
             _write_worst_images(process, state.last, context.datasets.val)
     return result
+
+
+def _has_cross_entropy(train: Train) -> bool:
+    return train.loss == CrossEntropyLoss() and train.distill == "off"
 
 
 def _broadcast_status(status: Status, store: RankStore) -> Status:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.dataset import LABEL_SHARE
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.metric import COUNTED, MINIMIZED, SCORED, Monitor, class_averages, top_k, weighted_mean
 from paceline.core.results import ClassCount
@@ -23,27 +24,44 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 
 OwnMetric = Callable[[Tensor, Tensor], float]
-"""A metric of scores float32 [N, K], probabilities, and labels int64 [N], both in host memory."""
+"""A metric of scores float32 [N, K], probabilities, and labels int64 [N] or targets float32 [N, K], in host memory."""
 
 
 class ImageScores(NamedTuple):
-    """Scores of N images in the order of their index: probabilities float32 [N, K], and labels int64 [N]."""
+    """Scores of N images in the order of their index: probabilities float32 [N, K], and labels int64 [N].
+
+    With several labels per image, labels are targets float32 [N, K].
+    """
 
     scores: Tensor
     labels: Tensor
 
 
+def softmax(logits: Tensor) -> Tensor:
+    """Return the probabilities of logits [N, K]."""
+    return logits.softmax(dim=1)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Return the log-probabilities of logits [N, K]."""
+    return logits.log_softmax(dim=1)
+
+
 @dataclass
 class ScoreCollector:
-    """Collect the scores of this rank's images in host memory: `to_scores` of their logits, float64, along dim 1."""
+    """Collect the scores of this rank's images in host memory: `to_scores` of their logits, float64 [N, K].
 
-    to_scores: Callable[..., Tensor] = torch.softmax
+    With `targets`, float32 [T, K] in host memory, images have several labels.
+    """
+
+    to_scores: Callable[[Tensor], Tensor] = softmax
+    targets: Tensor | None = None
     _scores: list[Tensor] = field(default_factory=list)
     _keys: list[Tensor] = field(default_factory=list)
 
     def add(self, logits: Tensor, labels: Tensor, indices: NDArray[np.int64]) -> None:
         """Add logits float [N, K] and labels int64 [N] of the images `indices` int64 [N]. Waits for the device."""
-        self._scores.append(self.to_scores(logits.double(), dim=1).float().cpu())
+        self._scores.append(self.to_scores(logits.double()).float().cpu())
         self._keys.append(torch.stack([torch.from_numpy(indices), labels.cpu()], dim=1))
 
     def gather(self, strategy: Strategy, num_classes: int, device: torch.device) -> ImageScores | None:
@@ -57,7 +75,8 @@ class ScoreCollector:
         if all_scores is None or all_keys is None:
             return None
         order = all_keys[:, 0].argsort()
-        return ImageScores(all_scores[order], all_keys[order, 1])
+        labels = all_keys[order, 1]
+        return ImageScores(all_scores[order], labels if self.targets is None else self.targets[labels])
 
 
 _NO_KEYS = torch.empty(0, 2, dtype=torch.int64)
@@ -92,7 +111,8 @@ def add_class_scores(
     for number, each in enumerate(classes):
         auroc = ap = math.nan
         if is_finite and 0 < each.images < len(labels):
-            truth, score = labels == number, scores[:, number]
+            truth = labels == number if labels.ndim == 1 else labels[:, number] >= LABEL_SHARE
+            score = scores[:, number]
             auroc, ap = float(roc_auc_score(truth, score)), float(average_precision_score(truth, score))
         scored.append(replace(each, auroc=auroc, ap=ap))
         on_progress()

@@ -18,19 +18,21 @@ _SCHEMA_VERSION: Final = 1
 class TrainedDataset:
     """`info` of the training split; `is_pixels` is True for pixels of one size in memory, False for image files.
 
-    `class_counts` are images per class, None if labels cannot be read without images.
+    `class_counts` are images per class, None if labels cannot be read without images. `is_multi_label` tells that the
+    run's model gives each class a probability of its own.
     """
 
     info: DatasetInfo
     is_pixels: bool
     class_counts: tuple[int, ...] | None = None
+    is_multi_label: bool = False
 
     @classmethod
-    def from_source(cls, train: Source) -> Self:
+    def from_source(cls, train: Source, *, is_multi_label: bool = False) -> Self:
         """Return the description of a training split."""
         labels = get_labels(train)
-        counts = None if labels is None else np.bincount(labels, minlength=train.info.num_classes).tolist()
-        return cls(train.info, isinstance(train, ArraySource), counts and tuple(counts))
+        counts = None if labels is None else np.rint(train.info.count_classes(labels)).astype(np.int64).tolist()
+        return cls(train.info, isinstance(train, ArraySource), counts and tuple(counts), is_multi_label)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -46,6 +48,7 @@ class TrainedDataset:
             "std": list(info.std),
             "is_pixels": self.is_pixels,
             "class_counts": self.class_counts and list(self.class_counts),
+            **({"multi_label": True} if self.is_multi_label else {}),
         }
 
     @classmethod
@@ -65,7 +68,7 @@ class TrainedDataset:
             mean=tuple(map(float, values["mean"])),
             std=tuple(map(float, values["std"])),
         )
-        return cls(info, bool(values["is_pixels"]))
+        return cls(info, bool(values["is_pixels"]), is_multi_label=bool(values.get("multi_label", False)))
 
 
 def read_trained_dataset(rundir: RunDir) -> TrainedDataset:

@@ -93,12 +93,16 @@ class OptimizerUpdate:
             self.precision.master.copy_to_model()
 
 
+Criterion = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Return the loss [] of logits [N, C], targets (classes int64 [N], or float [N, C]), and normalized images."""
+
+
 @dataclass(frozen=True)
 class EagerStep:
     """An eager step; `replica` is from `Strategy.prepare`."""
 
     replica: nn.Module
-    criterion: nn.Module
+    criterion: Criterion
     precision: Precision
     strategy: Strategy
     transfer: DeviceTransfer
@@ -129,7 +133,7 @@ class EagerStep:
                     with clock.stage("forward"):
                         logits = self.replica(images)
                     with clock.stage("loss"):
-                        loss = self.criterion(logits, targets) / self.accumulate
+                        loss = self.criterion(logits, targets, images) / self.accumulate
                         if self.accuracy:
                             self.accuracy.add(logits, targets)
                 with clock.stage("backward"):

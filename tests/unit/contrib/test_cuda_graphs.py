@@ -33,6 +33,7 @@ from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema import Recipe
 from paceline.training import run
+from paceline.training.distill import Teacher, build_criterion
 from paceline.training.ema import build_weight_average
 from paceline.training.loss import CrossEntropy
 from paceline.training.lr_schedule import DecayShape, LrSchedule, LrWarmup, half_cosine
@@ -92,7 +93,10 @@ def step_of(
     place = DeviceTransfer(CPU, precision.dtype, (0.5,) * 3, (0.25,) * 3, torch.channels_last)
     finish = build_device_transforms(recipe.data, place, 4, on_device=True)
     weights = None if recipe.train.class_weights == "off" else torch.tensor([0.5, 2.0, 1.0, 0.25]).double()
-    criterion = CrossEntropy(recipe.train.label_smoothing, weights)
+    teacher = Teacher(nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 4)).eval(), None, {})
+    precision.cast_model(teacher.model)
+    loss = CrossEntropy(recipe.train.label_smoothing, weights)
+    criterion = build_criterion(loss, recipe.train.distill, None if recipe.train.distill == "off" else teacher)
     accumulate = recipe.train.accumulate
     plain = EagerStep(
         model,
@@ -151,6 +155,8 @@ def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:
         ("optim.layer_decay=0.7", "optim.name=adamw", "train.ema=on"),
         ("train.class_weights=balanced", "train.label_smoothing=0.1", "data.augment=[pad_crop, mixup]"),
         ("optim.momentum=0", "data.augment=[{name: cutout, size: 4}, {name: rotate, degrees: 20}]"),
+        ("train.distill={teacher: x, temperature: 2}", "data.augment=[mixup]", "train.accumulate=2"),
+        ("train.distill={teacher: x, kind: hard}", "train.precision=bf16"),
     ],
     ids=lambda overrides: overrides[0],
 )

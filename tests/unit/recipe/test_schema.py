@@ -95,7 +95,7 @@ def test_only_what_cannot_be_guessed_is_required():
     lists = {"Manifest.train", "WebDataset.train", "WebDataset.val"}
     places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
     own = {f"Own{part}.name" for part in ("Source", "Sampler", "Optim", "Augment", "Sink", "Loss", "Callback")}
-    ours = {"Recipe.train", "Stop.top1", "Step.milestones", "Progressive.start_size"}
+    ours = {"Recipe.train", "Stop.top1", "Distill.teacher", "Step.milestones", "Progressive.start_size"}
     assert required == {*ours, *lists, *places, *own, "OwnOptim.lr"}
 
 
@@ -192,7 +192,18 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     values = recipe.to_dict()
     mixup, cutmix = values["data"]["augment"]
     del mixup["p"], mixup["until"], cutmix["until"]
-    for name in ("loss", "metrics", "monitor", "patience", "max_time", "callbacks", "clip_agc"):
+    added = (
+        "loss",
+        "metrics",
+        "monitor",
+        "patience",
+        "max_time",
+        "callbacks",
+        "clip_agc",
+        "label_threshold",
+        "distill",
+    )
+    for name in added:
         del values["train"][name]
     for section, name in (
         ("data", "interpolation"),

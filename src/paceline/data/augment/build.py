@@ -6,8 +6,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from paceline.core.dataset import TargetTable
 from paceline.data.augment.auto import (
     build_augmix,
     build_auto_augment,
@@ -115,11 +117,15 @@ def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augmen
 
 @dataclass(frozen=True)
 class DeviceTransforms:
-    """Augment, normalize and mix a batch on the device, in this order."""
+    """Augment, normalize and mix a batch on the device, in this order.
+
+    With `targets`, float32 [T, num_classes] on the device, labels are the numbers of its rows.
+    """
 
     augments: tuple[Augment, ...]
     normalize: Callable[[Tensor], Tensor]
     mix: PairMixer | None
+    targets: Tensor | None = None
 
     def __call__(self, batch: DeviceBatch) -> tuple[Tensor, Tensor]:
         """Return (float images [N, C, H, W], labels int64 [N] or targets float [N, num_classes])."""
@@ -130,12 +136,19 @@ class DeviceTransforms:
             images = augment(images, batch.draws[:, used : used + augment.num_draws])
             used += augment.num_draws
         normalized = self.normalize(images)
-        return self.mix(normalized, batch.labels, batch.draws[:, used:]) if self.mix else (normalized, batch.labels)
+        labels = batch.labels if self.targets is None else self.targets[batch.labels]
+        return self.mix(normalized, labels, batch.draws[:, used:]) if self.mix else (normalized, labels)
 
 
 def build_device_transforms(
-    data: Data, transfer: DeviceTransfer, num_classes: int, *, on_device: bool
+    data: Data, transfer: DeviceTransfer, num_classes: int, *, on_device: bool, targets: TargetTable | None = None
 ) -> DeviceTransforms:
     """Build the device part of the augmentation, for a loader built with the same `data` and `on_device`."""
     _, deferred = split_augments(build_augments(data.augment, transfer.mean), on_device=on_device)
-    return DeviceTransforms(deferred, transfer.normalize, build_mixer(data.augment, num_classes))
+    rows = place_targets(targets, transfer.device)
+    return DeviceTransforms(deferred, transfer.normalize, build_mixer(data.augment, num_classes), rows)
+
+
+def place_targets(targets: TargetTable | None, device: torch.device) -> Tensor | None:
+    """Return the rows of `targets`, float32 [T, num_classes], on `device`, or None without a table."""
+    return None if targets is None else torch.tensor(targets.rows, device=device)

@@ -92,14 +92,16 @@ class PairMixer:
         return prepared
 
     def __call__(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (images [N, C, H, W] of the same dtype, targets [N, num_classes] whose rows sum to 1).
+        """Return (images [N, C, H, W] of the same dtype, targets [N, num_classes]) for `labels`.
 
-        Targets are float32, or float64 if the images are.
+        `labels` are classes int64 [N] or targets float [N, num_classes]. Targets are float32, or float64 if the images
+        are; those of classes sum to 1.
         """
         assert len(images) % 2 == 0, f"{len(images)} images: the plan admits only even micro-batches"
         pixels, shares = self._compute_weights(draws[0::2], *images.shape[-2:])
         classes = torch.arange(self.num_classes, device=labels.device)
-        targets = (labels[:, None] == classes).to(torch.promote_types(images.dtype, torch.float32))
+        targets = labels if labels.is_floating_point() else labels[:, None] == classes
+        targets = targets.to(torch.promote_types(images.dtype, torch.float32))
         return _mix_pairs(images, pixels), _mix_pairs(targets, shares[:, None])
 
     def _compute_weights(self, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -125,7 +125,8 @@ def _write_index(
     meta_json = meta.to_json()
     if len(meta_json) > MAX_META_BYTES:
         raise DataError(
-            f"the class names are {len(meta_json):,} bytes long, more than a pack holds ({MAX_META_BYTES:,})"
+            f"the class names and targets are {len(meta_json):,} bytes long, more than a pack holds "
+            f"({MAX_META_BYTES:,}; use the source without packing it)"
         )
     num_train = len(names[0])
     sizes = IndexSizes(
@@ -152,6 +153,7 @@ def _write_index(
         crc32,
         0,
         header.num_shards,
+        meta.version,
     )
     # The header, which makes the file valid, is written once everything else is on disk.
     fsync_file(file)

@@ -60,6 +60,8 @@ def write_lmdb(
     `out` cannot be written or, without `skip_bad`, images cannot be read.
     """
     _require_lmdb()
+    if datasets.train.info.targets is not None:
+        raise DataError(f"{printable(out)}: an LMDB holds one label per image (write a pack: leave out --format lmdb)")
     if os.path.lexists(out):
         raise DataError(f"{printable(out)}: exists already (remove it, or write to another folder)")
     try:

@@ -29,6 +29,7 @@ from paceline.data.convert.partial_pack import PartialPack
 from paceline.data.files import printable
 from paceline.data.native import load_native
 from paceline.data.pack.format import PACK_VERSION, PackMeta, ProcessingMeta, SplitMeta
+from paceline.data.pack.targets import encode_targets
 from paceline.data.sources.fingerprint import digest_split
 
 _MIN_SHARD_BYTES = 1 << 20
@@ -155,6 +156,7 @@ def _build_split_meta(source: Source, made: ProcessingMeta) -> SplitMeta:
         notes=tuple(_escape_undecodable(note) for note in info.notes),
         image_size=info.image_size,
         digest=digest.hex(),
+        targets=None if info.targets is None else encode_targets(info.targets),
     )
 
 

@@ -43,6 +43,11 @@ def unpack(packed: Datasets, folder: Path, progress: Callable[[int, int], None],
     folder = folder.absolute()
     if os.path.lexists(folder):
         raise DataError(f"{printable(folder)}: exists already (name a folder that does not)")
+    if packed.train.info.targets is not None or packed.val.info.targets is not None:
+        raise DataError(
+            f"{packed.train.info.name}: has several labels per image or soft labels, which class folders cannot hold "
+            "(keep the pack)"
+        )
     total = len(packed.train) + len(packed.val)
     images = num_bytes = 0
     try:

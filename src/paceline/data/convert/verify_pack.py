@@ -84,6 +84,7 @@ def compare_pack(
 def _check_same_dataset(source: Source, packed: Source) -> None:
     split = source.info.split
     fields = {"class_names": "class names", "channels": "channels", "num_images": "number of images"}
+    fields["targets"] = "targets"
     for field, title in fields.items():
         packed_value, source_value = getattr(packed.info, field), getattr(source.info, field)
         if packed_value != source_value:

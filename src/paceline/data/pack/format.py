@@ -1,4 +1,4 @@
-"""File format of packs, version 1: the header of every file and the layout of the index.
+"""File format of packs, versions 1 and 2: the header of every file and the layout of the index.
 
 `docs/reference/pack.md` describes it byte by byte.
 """
@@ -12,13 +12,16 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.core.dataset import Split
+from paceline.core.dataset import Split, TargetTable
 from paceline.core.errors import DataError
 from paceline.data.pack.shards import HEADER_BYTES
+from paceline.data.pack.targets import decode_targets
 
 # A copy in text mode changes the line end, as in PNG's signature.
 MAGIC = b"plpack\r\n"
 PACK_VERSION = 1
+# The index has a table of targets, which a reader of version 1 would take for unknown metadata.
+TARGETS_VERSION = 2
 # Every section starts at a multiple of this, so that numpy can map its columns without a copy.
 ALIGNMENT = 64
 KIND_PIXELS, KIND_RECORD, KIND_FILE = 0, 1, 2
@@ -82,6 +85,7 @@ class PackHeader:
     index_crc32: int = 0
     shard: int = 0
     num_shards: int = 1
+    version: int = PACK_VERSION
 
     @property
     def index_offset(self) -> int:
@@ -94,7 +98,7 @@ class PackHeader:
         def with_crc(crc32: int) -> bytes:
             fields = (self.num_bytes, self.data_bytes, self.index_bytes, self.index_crc32, self.data_crc32)
             header_bytes = _HEADER_STRUCT.pack(
-                MAGIC, PACK_VERSION, self.role, crc32, self.pack_id, *fields, self.shard, self.num_shards
+                MAGIC, self.version, self.role, crc32, self.pack_id, *fields, self.shard, self.num_shards
             )
             return header_bytes.ljust(HEADER_BYTES, b"\0")
 
@@ -108,19 +112,18 @@ class PackHeader:
                 f"{file_name}: is not a pack: it starts with {data[:8]!r} (paceline data pack writes packs)"
             )
         _, version, role, crc32, pack_id, num_bytes, data_bytes, index_bytes, *rest = _HEADER_STRUCT.unpack_from(data)
-        if version != PACK_VERSION:
+        if version not in (PACK_VERSION, TARGETS_VERSION):
             raise DataError(
-                f"{file_name}: is a pack of version {version}, and this program reads version {PACK_VERSION} "
-                f"(read it with a newer paceline, or pack it again)"
+                f"{file_name}: is a pack of version {version}, and this program reads versions {PACK_VERSION} and "
+                f"{TARGETS_VERSION} (read it with a newer paceline, or pack it again)"
             )
         zeroed = data[:12] + bytes(4) + data[16:HEADER_BYTES]
         index_crc32, data_crc32, shard, num_shards = rest
         # After the version, whose layout may differ; before any field is used.
         if zlib.crc32(zeroed) != crc32 or role not in list(FileRole) or any(data[_HEADER_STRUCT.size : HEADER_BYTES]):
             raise DataError(f"{file_name}: its header is damaged ({_FIX})")
-        header = cls(
-            FileRole(role), pack_id, num_bytes, data_bytes, data_crc32, index_bytes, index_crc32, shard, num_shards
-        )
+        sizes = (num_bytes, data_bytes, data_crc32, index_bytes, index_crc32)
+        header = cls(FileRole(role), pack_id, *sizes, shard, num_shards, version)
         # File offsets are signed 64-bit numbers.
         end = HEADER_BYTES + data_bytes if header.role is FileRole.SHARD else header.index_offset + index_bytes
         if end != num_bytes or end >= 1 << 63 or not 1 <= num_shards <= MAX_SHARDS or shard >= num_shards:
@@ -209,6 +212,7 @@ class SplitMeta(_FrozenModel):
     notes: tuple[str, ...] = ()
     image_size: tuple[_ImageSide, _ImageSide] | None = None
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    targets: str | None = None  # `targets.encode_targets`
 
 
 class ProcessingMeta(_FrozenModel):
@@ -236,11 +240,25 @@ class PackMeta(_FrozenModel):
         for split in (self.train, self.val):
             if len(split.mean) != self.channels or len(split.std) != self.channels:
                 raise ValueError(f"mean and std are not of {self.channels} channels")
+            if split.targets is not None:
+                decode_targets(split.targets, len(self.class_names))
         return self
+
+    def decode_targets(self, split: Split) -> TargetTable | None:
+        """Return the table of targets of a split, or None if a label is a class."""
+        text = self.train.targets if split == "train" else self.val.targets
+        return None if text is None else decode_targets(text, len(self.class_names))
+
+    @property
+    def version(self) -> int:
+        """Version of the format that can hold it."""
+        has_targets = self.train.targets is not None or self.val.targets is not None
+        return TARGETS_VERSION if has_targets else PACK_VERSION
 
     def to_json(self) -> bytes:
         """Return deterministic JSON."""
-        return self.model_dump_json().encode()
+        left_out = {"targets"} if self.version == PACK_VERSION else set()  # the JSON of version 1 has no such key
+        return self.model_dump_json(exclude={"train": left_out, "val": left_out}).encode()
 
     @classmethod
     def from_json(cls, data: bytes, file_name: str) -> "PackMeta":

@@ -179,6 +179,8 @@ def _check_columns(index: PackIndex, data_bytes: NDArray[np.uint64]) -> None:
     total = int(index.starts[-1]) + int(data_bytes[-1])
     for split in SPLITS:
         columns = index.splits[split]
+        targets = index.meta.decode_targets(split)
+        num_labels = len(index.meta.class_names) if targets is None else len(targets.rows)
         if split == "train" and not len(columns):
             raise DataError(f"{index.display_name}: has no {split} images ({_FIX})")
         if int(columns.name_ends[-1] if len(columns) else 0) != len(columns.names):
@@ -187,7 +189,7 @@ def _check_columns(index: PackIndex, data_bytes: NDArray[np.uint64]) -> None:
             continue
         for first in range(0, len(columns), _ROWS_PER_CHECK):
             rows = slice(first, first + _ROWS_PER_CHECK)
-            reason = _find_invalid_column(index.meta, columns, rows, end, total)
+            reason = _find_invalid_column(index.meta, columns, num_labels, rows, end, total)
             if reason:
                 raise _build_invalid_error(index.display_name, f"{reason} of {split} images {first:,} to {rows.stop:,}")
             last = min(rows.stop, len(columns)) - 1
@@ -198,12 +200,14 @@ def _check_columns(index: PackIndex, data_bytes: NDArray[np.uint64]) -> None:
             raise _build_invalid_error(index.display_name, f"a sample of {split} lies in two shards")
 
 
-def _find_invalid_column(meta: PackMeta, columns: SplitColumns, rows: slice, end: int, total: int) -> str:
+def _find_invalid_column(
+    meta: PackMeta, columns: SplitColumns, num_labels: int, rows: slice, end: int, total: int
+) -> str:
     """Return the column with an impossible value in `rows`, or ""; `end` is the byte after the previous sample."""
     kinds, labels, ends = columns.kinds[rows], columns.labels[rows], columns.name_ends[rows]
     if kinds.max() > max(KIND_PIXELS, KIND_RECORD, KIND_FILE):
         return "the kinds"
-    if labels.min() < 0 or labels.max() >= len(meta.class_names):
+    if labels.min() < 0 or labels.max() >= num_labels:
         return "the labels"
     previous_end = int(columns.name_ends[rows.start - 1]) if rows.start else 0
     if int(ends[0]) < previous_end or (ends[1:] < ends[:-1]).any() or int(ends[-1]) > len(columns.names):

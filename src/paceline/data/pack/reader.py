@@ -175,4 +175,5 @@ def _build_info(index: PackIndex, split: Split) -> DatasetInfo:
         mean=meta.mean,
         std=meta.std,
         notes=meta.notes,
+        targets=index.meta.decode_targets(split),
     )

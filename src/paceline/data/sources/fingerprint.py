@@ -45,7 +45,9 @@ def digest_split(source: Source) -> bytes:
 def _hash_split(source: Source) -> bytes:
     digest = hashlib.sha256()
     names = "\0".join(source.info.class_names).encode("utf-8", "surrogateescape")
-    for field in (names, str(source.info.channels).encode(), *_hash_inputs(source)):
+    targets = source.info.targets
+    table = () if targets is None else (np.ascontiguousarray(targets.rows, dtype="<f4").tobytes(),)
+    for field in (names, str(source.info.channels).encode(), *_hash_inputs(source), *table):
         digest.update(len(field).to_bytes(8, "little"))  # so that no sequence of fields hashes like another
         digest.update(field)
     return digest.digest()
@@ -65,8 +67,9 @@ def _hash_inputs(source: Source) -> tuple[bytes | memoryview, ...]:
             return "\0".join(source.names()).encode("utf-8", "surrogatepass"), _little_endian_bytes(
                 labels.astype(np.int64)
             )
-        case PluginSamples():
-            return tuple(_read_some_samples(source))
+        case PluginSamples(labels=labels):
+            known = () if labels is None else (_little_endian_bytes(labels),)
+            return *_read_some_samples(source), *known
     return ("\0".join(source.name_of(index) for index in range(len(source))).encode("utf-8", "surrogateescape"),)
 
 
@@ -102,4 +105,6 @@ def get_labels(source: Source) -> NDArray[np.integer] | None:
             | HuggingFaceSource(labels=labels)
         ):
             return np.asarray(labels)
+        case PluginSamples(labels=labels):
+            return labels
     return None

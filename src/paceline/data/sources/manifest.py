@@ -1,16 +1,23 @@
-"""Load image files listed with their labels in a CSV file or a pickled {path: label} dict."""
+"""Load image files listed with their labels in a CSV file or a pickled {path: label} dict.
+
+An image has one label, several with `separator`, or a share of each class with `class_columns`.
+"""
 
 import csv
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.core.dataset import Datasets, Split
+from paceline.core.dataset import Datasets, Split, TargetTable
 from paceline.core.errors import DataError, suggest_similar
 from paceline.core.files import open_to_read
 from paceline.data.files import expand_path, printable
@@ -18,8 +25,11 @@ from paceline.data.sources.image_files import ImageFileSource, build_files_info,
 from paceline.data.sources.restricted_pickle import load_restricted_pickle
 from paceline.recipe.schema.source import Manifest
 
-# (place in the file for messages, path, label)
-_ManifestRow = tuple[str, str, str]
+# (place in the file for messages, path, cells of the label columns)
+_ManifestRow = tuple[str, str, tuple[str, ...]]
+# (class, share) of each class of an image
+_Shares = tuple[tuple[str, float], ...]
+_LABEL_COLUMN = ("label",)
 _NUM_PATHS_CHECKED = 100
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _ALLOWED_CONTENT = "a manifest may hold only a dict of str to int or str (write it as CSV)"
@@ -30,56 +40,109 @@ class _ImageList:
     file: Path
     root: Path
     paths: Sequence[str]
-    labels: Sequence[str]
+    labels: Sequence[_Shares]
 
 
 def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
     """Load the files in the lists of `section`; the training labels, sorted as numbers or text, are the classes.
 
+    With `class_columns` the classes are these columns, in order.
     Without a validation list that split is empty. Raise `DataError` for a malformed list, a repeated path, an unknown
     validation label, and a missing or unreadable file; `skip_bad` keeps such files, unless the first 100 are missing.
     """
-    train = _read_manifest(section.train, section.root, skip_bad=skip_bad)
+    columns = _find_class_columns(section)
+    train = _read_manifest(section.train, section, columns, skip_bad=skip_bad)
+    has_columns = section.class_columns != "off"
+    class_names = columns if has_columns else _sort_class_names(name for each in train.labels for name, _ in each)
+    numbers = {name: number for number, name in enumerate(class_names)}
+    if not numbers:
+        raise DataError(f"{printable(train.file)}: has no label in any line; write some in the column 'label'")
     if section.val == "off":
         val = replace(train, paths=(), labels=())
     else:
-        val = _read_manifest(section.val, section.root, skip_bad=skip_bad)
-    class_names = _sort_class_names(train.labels)
-    numbers = {name: number for number, name in enumerate(class_names)}
-    unknown = next((label for label in val.labels if label not in numbers), None)
-    if unknown is not None:
-        raise DataError(
-            f"{printable(val.file)}: label '{printable(unknown)}' is not in the training list {printable(train.file)}"
-            f"{suggest_similar(unknown, numbers)}; correct it, or add its training images"
-        )
+        val = _read_manifest(section.val, section, columns, known=numbers, skip_bad=skip_bad)
     shared = len(_resolve_paths(train) & _resolve_paths(val))
     notes = (f"{shared:,} of {len(val.paths):,} validation images are training images too",) if shared else ()
     if section.val == "off":
         notes = ("data.source.val names no list",)
-    return Datasets(
-        _build_manifest_source(train, "train", numbers, section),
-        _build_manifest_source(val, "val", numbers, section, notes),
-    )
+    build = partial(_build_manifest_source, class_names=class_names, section=section)
+    if section.separator == "off" and not has_columns:
+        targets, labels = None, np.array([numbers[each[0][0]] for each in (*train.labels, *val.labels)], dtype=np.int64)
+    else:
+        shares = (_to_target(each, numbers) for each in (*train.labels, *val.labels))
+        targets, labels = TargetTable.from_targets(shares, len(numbers))
+    of_train, of_val = np.split(labels, [len(train.labels)])
+    return Datasets(build(train, "train", of_train, targets=targets), build(val, "val", of_val, notes, targets=targets))
 
 
-def _read_manifest(text: str, root: str, *, skip_bad: bool) -> _ImageList:
-    file = expand_path(text)
-    match file.suffix.lower():
-        case ".csv":
-            rows = _read_csv_rows(file)
-        case ".pkl" | ".pickle":
-            rows = _read_pickle_rows(file)
-        case _:
-            raise DataError(f"{printable(file)}: is not a .csv, .pkl or .pickle file; write the list as CSV")
-    labels: dict[str, str] = {}
-    for position, path, label in rows:
+def _to_target(shares: _Shares, numbers: dict[str, int]) -> NDArray[np.float32]:
+    target = np.zeros(len(numbers), dtype=np.float32)
+    for name, share in shares:
+        target[numbers[name]] = share
+    return target
+
+
+def _find_class_columns(section: Manifest) -> tuple[str, ...]:
+    """Return the columns that hold labels: those of the training list's header with `class_columns=auto`."""
+    if section.class_columns == "off":
+        return _LABEL_COLUMN
+    file = expand_path(section.train)
+    if section.class_columns != "auto":
+        return section.class_columns
+    with _open_csv(file) as reader:
+        columns = tuple(name for name in next(reader, []) if name != "path")
+    if not columns or not all(columns) or len(set(columns)) < len(columns):
+        raise DataError(f"{printable(file)}:1: its header is not path and one column per class; name each column once")
+    return columns
+
+
+def _split_labels(separator: str, cells: tuple[str, ...]) -> _Shares:
+    names = [name.strip() for name in cells[0].split(separator)] if separator != "off" else [cells[0]]
+    return tuple((name, 1.0) for name in dict.fromkeys(filter(None, names)))
+
+
+def _parse_shares(columns: tuple[str, ...], cells: tuple[str, ...]) -> _Shares:
+    shares = []
+    for name, cell in zip(columns, cells, strict=True):
+        try:
+            share = float(cell or 0)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise ValueError(f"'{printable(cell)}' in column '{printable(name)}' is not a number from 0 to 1")
+        if share:
+            shares.append((name, share))
+    return tuple(shares)
+
+
+def _read_manifest(
+    text: str, section: Manifest, columns: tuple[str, ...], *, known: dict[str, int] | None = None, skip_bad: bool
+) -> _ImageList:
+    """Read the list `text`, whose labels must be `known` if these are given."""
+    file, root = expand_path(text), section.root
+    has_columns = section.class_columns != "off"
+    # Cached, so that images with the same cells share one tuple.
+    parse: Callable[[tuple[str, ...]], _Shares]
+    parse = cache(partial(_parse_shares, columns) if has_columns else partial(_split_labels, section.separator))
+    labels: dict[str, _Shares] = {}
+    for position, path, cells in _read_rows(file, section, columns):
         if not _is_valid_path(path):
             raise DataError(f"{position}: '{printable(path)}' is not a path; correct it or leave the line out")
         if path in labels:
             raise DataError(f"{position}: path '{printable(path)}' is listed twice; leave one of them out")
-        labels[path] = label
+        try:
+            labels[path] = parse(cells)
+        except ValueError as error:
+            raise DataError(f"{position}: {error}; correct it, or leave the cell blank for 0") from None
+        unknown = next((name for name, _ in labels[path] if known is not None and name not in known), None)
+        if unknown is not None:
+            raise DataError(
+                f"{position}: label '{printable(unknown)}' is not in the training list "
+                f"{printable(expand_path(section.train))}{suggest_similar(unknown, known or ())}; correct it, or add "
+                f"its training images"
+            )
     if not labels:
-        raise DataError(f"{printable(file)}: lists no images; write a line for each under 'path,label'")
+        raise DataError(f"{printable(file)}: lists no images; write a line for each under 'path,{','.join(columns)}'")
     start = (file.parent if root == "auto" else expand_path(root)).absolute()
     listing = _ImageList(file, start, tuple(labels), tuple(labels.values()))
     _check_first_paths(listing, skip_bad=skip_bad)
@@ -87,6 +150,18 @@ def _read_manifest(text: str, root: str, *, skip_bad: bool) -> _ImageList:
         full = {path: os.path.join(start, path) for path in listing.paths}  # noqa: PTH118 - three times as fast
         raise_for_faults(printable(file), dict(find_faults(full)))
     return listing
+
+
+def _read_rows(file: Path, section: Manifest, columns: tuple[str, ...]) -> Iterator[_ManifestRow]:
+    has_columns = section.class_columns != "off"
+    match file.suffix.lower():
+        case ".csv":
+            return _read_csv_rows(file, columns, may_be_empty=has_columns or section.separator != "off")
+        case ".pkl" | ".pickle" if has_columns:
+            raise DataError(f"{printable(file)}: is a pickle, which has no columns for class_columns; write it as CSV")
+        case ".pkl" | ".pickle":
+            return _read_pickle_rows(file)
+    raise DataError(f"{printable(file)}: is not a .csv, .pkl or .pickle file; write the list as CSV")
 
 
 def _is_valid_path(text: str) -> bool:
@@ -107,23 +182,30 @@ def _check_first_paths(listing: _ImageList, *, skip_bad: bool) -> None:
         )
 
 
-def _read_csv_rows(file: Path) -> Iterator[_ManifestRow]:
+def _read_csv_rows(file: Path, columns: tuple[str, ...], *, may_be_empty: bool) -> Iterator[_ManifestRow]:
+    line = ",".join(("path", *map(printable, columns[:3]), *(("...",) if len(columns) > 3 else ())))
+    with _open_csv(file) as reader:
+        header: list[str] = next(reader, [])
+        missing = next((name for name in ("path", *columns) if name not in header), None)
+        if missing is not None:
+            which = "path or label" if columns == _LABEL_COLUMN else f"the column '{printable(missing)}'"
+            raise DataError(f"{printable(file)}:1: its header lacks {which}; make its first line '{line}'")
+        path_column, label_columns = header.index("path"), [header.index(name) for name in columns]
+        for cells in filter(None, reader):
+            position = f"{printable(file)}:{reader.line_num}"
+            if len(cells) <= max(path_column, *label_columns) or not (may_be_empty or cells[label_columns[0]]):
+                raise DataError(f"{position}: has no label; write '{line}', with quotes around a comma in either")
+            yield position, cells[path_column], tuple(cells[column] for column in label_columns)
+
+
+@contextmanager
+def _open_csv(file: Path) -> Iterator[Any]:
+    """Open a CSV file as a `csv.reader`. Raise `DataError` if it cannot be read, or is not CSV in UTF-8."""
+    reader: Any = None
     try:
         with TextIOWrapper(open_to_read(file), encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines, strict=True, skipinitialspace=True)
-            header = next(reader, [])
-            if not {"path", "label"} <= set(header):
-                raise DataError(
-                    f"{printable(file)}:1: its header lacks path or label; make its first line 'path,label'"
-                )
-            path_column, label_column = header.index("path"), header.index("label")
-            for cells in filter(None, reader):
-                position = f"{printable(file)}:{reader.line_num}"
-                if len(cells) <= max(path_column, label_column) or not cells[label_column]:
-                    raise DataError(
-                        f"{position}: has no label; write 'path,label', with quotes around a comma in either"
-                    )
-                yield position, cells[path_column], cells[label_column]
+            yield reader
     except UnicodeDecodeError as error:
         raise DataError(f"{printable(file)}: is not UTF-8 (byte {error.start}); save it as UTF-8") from error
     except csv.Error as error:
@@ -143,7 +225,7 @@ def _read_pickle_rows(file: Path) -> Iterator[_ManifestRow]:
             kind = "an empty text" if label == "" else f"a value of type {type(label).__name__}"
             raise DataError(f"{printable(file)}: labels {printable(path)[:120]} with {kind}; {_ALLOWED_CONTENT}")
     for path in sorted(table):  # independent of the order of insertion
-        yield printable(file), path, str(table[path])
+        yield printable(file), path, (str(table[path]),)
 
 
 def _sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
@@ -158,9 +240,16 @@ def _resolve_paths(listing: _ImageList) -> set[Path]:
 
 
 def _build_manifest_source(
-    listing: _ImageList, split: Split, numbers: dict[str, int], section: Manifest, notes: tuple[str, ...] = ()
+    listing: _ImageList,
+    split: Split,
+    labels: NDArray[np.integer],
+    notes: tuple[str, ...] = (),
+    *,
+    class_names: tuple[str, ...],
+    section: Manifest,
+    targets: TargetTable | None,
 ) -> ImageFileSource:
-    class_names = tuple(printable(name) for name in numbers)
+    class_names = tuple(printable(name) for name in class_names)
     info = build_files_info("manifest", split, len(listing.paths), class_names, section.channels, notes)
-    labels = np.array([numbers[label] for label in listing.labels], dtype=np.int32)
-    return ImageFileSource.from_paths(info, str(listing.root), [os.fsencode(path) for path in listing.paths], labels)
+    paths = [os.fsencode(path) for path in listing.paths]
+    return ImageFileSource.from_paths(replace(info, targets=targets), str(listing.root), paths, labels.astype(np.int32))

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, Split
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, Split, TargetTable
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.data.bad_images import ImageError
 from paceline.data.sources.image_files import build_files_info
@@ -34,8 +34,11 @@ def load_plugin_source(section: OwnSource, *, skip_bad: bool = False) -> Dataset
 
     - `(images, labels, class_names)`: uint8 [N, H, W] or [N, H, W, C] with C of 1 or 3, integers [N], strings;
     - an object with `classes`, `__len__()` and `read(index) -> (encoded bytes, or uint8 [H, W] or [H, W, C]; label)`,
-      for images of any size that are read on access;
+      for images of any size that are read on access; with an attribute `targets`, the label is not used;
     - a `paceline.core.dataset.Source`, which is used unchanged.
+
+    For several labels per image or soft labels, `labels` or `targets` are N targets: each a set, list or tuple of class
+    names or numbers, or an array of a share from 0 to 1 for each class.
     """
     plugin = PluginRef(_FIELD_PATH, section.name, section.args, SOURCE)
     train = _build_split(plugin, section, "train", skip_bad=skip_bad)
@@ -96,21 +99,24 @@ def _check_channels_unset(section: OwnSource) -> None:
 
 
 def _build_array_source(plugin: PluginRef, split: Split, images: Any, labels: Any, class_names: Any) -> ArraySource:
-    images, labels = _to_array(plugin, split, "images", images), _to_array(plugin, split, "labels", labels)
+    images = _to_array(plugin, split, "images", images)
     images = images[..., None] if images.ndim == 3 else images
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
         actual = f"{images.dtype} {list(images.shape)}"
         raise plugin.error(f"gives {split} images as {actual} (give uint8 [N, H, W], or [N, H, W, C] with C of 1 or 3)")
+    names, targets = _check_class_names(plugin, class_names), None
+    if _are_targets(labels):
+        targets, labels = _build_targets(plugin, split, labels, names)
+    labels = _to_array(plugin, split, "labels", labels)
     if not np.issubdtype(labels.dtype, np.integer) or labels.shape != images.shape[:1]:
         actual = f"{labels.dtype} {list(labels.shape)}"
         raise plugin.error(f"gives {split} labels as {actual} for {len(images)} images (give one whole number each)")
-    names = _check_class_names(plugin, class_names)
-    wrong = labels[(labels < 0) | (labels >= len(names))][:1].tolist()
+    wrong = [] if targets else labels[(labels < 0) | (labels >= len(names))][:1].tolist()
     if wrong:
         raise plugin.error(f"gives {split} label {wrong[0]}, and {len(names)} classes (give 0 to {len(names) - 1})")
     mean, std = _compute_mean_and_std(images)
     height, width, channels = images.shape[1:]
-    info = DatasetInfo(plugin.name, split, len(labels), names, channels, (height, width), mean, std)
+    info = DatasetInfo(plugin.name, split, len(labels), names, channels, (height, width), mean, std, targets=targets)
     return ArraySource(info, np.ascontiguousarray(images), labels.astype(np.int64))
 
 
@@ -121,6 +127,38 @@ def _to_array(plugin: PluginRef, split: Split, what: str, values: Any) -> NDArra
         reason = " ".join(str(error).split())[:100]
         fix = "give one array, or for several sizes an object with read"
         raise plugin.error(f"gives {split} {what} that numpy cannot convert to an array: {reason} ({fix})") from None
+
+
+def _are_targets(labels: Any) -> bool:
+    """Return whether `labels` give each image several labels or shares of classes."""
+    if getattr(labels, "ndim", 1) > 1:
+        return True
+    first = next(iter(labels), None) if isinstance(labels, Sequence) else None
+    return isinstance(first, set | frozenset | list | tuple) or getattr(first, "ndim", 0) > 0
+
+
+def _build_targets(
+    plugin: PluginRef, split: Split, given: Any, names: tuple[str, ...]
+) -> tuple[TargetTable, NDArray[np.int64]]:
+    numbers = {name: number for number, name in enumerate(names)}
+
+    def to_target(index: int, labels: Any) -> NDArray[np.float32]:
+        if isinstance(labels, set | frozenset | list | tuple):
+            target = np.zeros(len(names), dtype=np.float32)
+            chosen: list[Any] = [numbers.get(each, each) if isinstance(each, str) else each for each in labels]
+            if all(isinstance(each, int | np.integer) and 0 <= each < len(names) for each in chosen):
+                target[chosen] = 1
+                return target
+        else:
+            shares = _to_array(plugin, split, "labels", labels).astype(np.float32)
+            if shares.shape == (len(names),) and ((shares >= 0) & (shares <= 1)).all():
+                return shares
+        fix = (
+            f"give a list of class names or numbers below {len(names)}, or an array of {len(names)} shares from 0 to 1"
+        )
+        raise plugin.error(f"gives {split} image {index} the labels {labels!r:.100} ({fix})")
+
+    return TargetTable.from_targets((to_target(index, each) for index, each in enumerate(given)), len(names))
 
 
 def _compute_mean_and_std(images: NDArray[np.uint8]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -159,14 +197,15 @@ def _build_plugin_samples(
     if num_images == 0 and split == "train":
         raise plugin.error("has no training images (return some for split 'train')")
     # The first sample is read before the run starts: it has errors of the plugin, and the channels of pixels.
-    probe = PluginSamples(
-        build_files_info(plugin.name, split, num_images, names, channels), returned, plugin.make(split=split)
-    )
+    given = _call_plugin(plugin, split, lambda: getattr(returned, "targets", None))
+    targets, labels = (None, None) if given is None else _build_targets(plugin, split, given, names)
+    if labels is not None and len(labels) != num_images:
+        raise plugin.error(f"gives {split} {len(labels)} targets for {num_images} images (give one for each)")
+    info = replace(build_files_info(plugin.name, split, num_images, names, channels), targets=targets)
+    probe = PluginSamples(info, returned, plugin.make(split=split), labels)
     content = probe.probe_first(skip_bad=skip_bad)
-    samples = replace(
-        probe,
-        info=build_files_info(plugin.name, split, num_images, names, _detect_channels(section, content, channels)),
-    )
+    detected = build_files_info(plugin.name, split, num_images, names, _detect_channels(section, content, channels))
+    samples = replace(probe, info=replace(detected, targets=targets))
     if content is not None:
         samples.check_channels(0, content)
     return samples
@@ -189,6 +228,7 @@ class PluginSamples:
     info: DatasetInfo
     plugin: Any  # reads in the process `pid`
     fork_copy: Any  # reads in forked workers
+    labels: NDArray[np.int64] | None = None  # rows of `info.targets` [N]
     pid: int = field(default_factory=os.getpid)
 
     def __len__(self) -> int:
@@ -236,6 +276,8 @@ class PluginSamples:
         return (pixels if isinstance(pixels, bytes) else self._validate_pixels(index, pixels)), label
 
     def _validate_label(self, index: int, returned: Any) -> int:
+        if self.labels is not None:
+            return int(self.labels[index])
         last = len(self.info.class_names) - 1
         try:
             label = operator.index(returned)
@@ -243,7 +285,9 @@ class PluginSamples:
             label = -1
         if not 0 <= label <= last:
             raise self._build_error(
-                index, f"has label {returned!r:.50}", f"give a whole number, 0 to {last}, a place in classes"
+                index,
+                f"has label {returned!r:.50}",
+                f"give a whole number, 0 to {last}, a place in classes; for several labels set the attribute targets",
             )
         return label
 

@@ -1,6 +1,6 @@
 """The recipe's section `data.augment`: one variant per augmentation, applied in the order of the list."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -84,6 +84,8 @@ class Affine(Section):
 
 class ColorJitter(Section):
     """Change brightness, contrast, saturation and hue, in a random order."""
+
+    added: ClassVar = ("p",)
 
     name: Literal["color_jitter"] = "color_jitter"
     brightness: float = Field(0.4, ge=0, le=1)
@@ -270,6 +272,8 @@ class _Mixing(Section):
 class MixUp(_Mixing):
     """Blend each image and its label with its neighbor's in the batch (Zhang et al. 2018, arXiv 1710.09412)."""
 
+    added: ClassVar = ("p", "until")
+
     name: Literal["mixup"] = "mixup"
     alpha: float = Field(0.2, gt=0)
     """The fraction of each image in the blend is drawn from Beta(alpha, alpha)."""
@@ -281,6 +285,8 @@ class CutMix(_Mixing):
 
     If mixup is also listed, each pair of neighbors gets either mixup or cutmix, with equal probability.
     """
+
+    added: ClassVar = ("p", "until")
 
     name: Literal["cutmix"] = "cutmix"
     alpha: float = Field(1.0, gt=0)

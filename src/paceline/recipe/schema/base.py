@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal, NoReturn, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn, get_args
 
 from pydantic import (
     AfterValidator,
@@ -35,6 +35,9 @@ class Section(BaseModel):
 
     # Not `use_attribute_docstrings`, which reads every source file at import: half of the time to the first line.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    added: ClassVar[tuple[str, ...]] = ()
+    """Later fields: `Recipe.hash` leaves them out while they have their default, so that older recipes keep theirs."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

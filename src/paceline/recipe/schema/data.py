@@ -1,6 +1,6 @@
 """The recipe's section `data`."""
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -26,6 +26,8 @@ class Progressive(Section):
 
 class Data(Section):
     """Data, batches and augmentation."""
+
+    added: ClassVar = ("interpolation", "auto_image_size", "sampler")
 
     source: SourceSection = Digits()
     """The dataset."""

@@ -1,7 +1,7 @@
 """The recipe's section `model`."""
 
 import re
-from typing import Final, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -42,6 +42,8 @@ _REFUSED_ARGS: Final = (
 
 class Model(Section):
     """The model."""
+
+    added: ClassVar = ("checkpoint_activations", "weights_sha256")
 
     name: str = "resnet18_cifar"
     """A built-in model (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,

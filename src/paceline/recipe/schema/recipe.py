@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -23,16 +23,6 @@ from paceline.recipe.schema.optim import (
     Sgd,
 )
 from paceline.recipe.schema.train import Log, Parallel, Train
-
-_ADDED: Final = (
-    *(("data", name) for name in ("interpolation", "auto_image_size", "sampler")),
-    ("model", "checkpoint_activations"),
-    ("model", "weights_sha256"),
-    *(("train", name) for name in ("loss", "metrics", "monitor", "patience", "max_time", "callbacks", "clip_agc")),
-)
-"""Fields that are left out of the hash while they have their default, so that older recipes keep their hash."""
-_ADDED_TO_AUGMENT: Final = {"color_jitter": ("p",), "mixup": ("p", "until"), "cutmix": ("p", "until")}
-"""The same of entries of `data.augment`, by their name."""
 
 
 class Checkpoint(Section):
@@ -230,15 +220,21 @@ class Recipe(Section):
     def hash(self) -> str:
         """12 hex digits that are equal for equal recipes."""
         values = self.to_dict()
-        for section, name in _ADDED:
-            if not getattr(self, section).is_set(name):
-                del values[section][name]
-        for augment, entry in zip(self.data.augment, values["data"]["augment"], strict=True):
-            for name in _ADDED_TO_AUGMENT.get(augment.name, ()):
-                if not augment.is_set(name):
-                    del entry[name]
+        _drop_added(self, values)
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def _drop_added(section: Section, plain: dict[str, Any]) -> None:
+    """Remove `Section.added` fields that have their default from `plain`, the plain form of `section`, in place."""
+    for name in section.added:
+        if not section.is_set(name):
+            del plain[name]
+    for name, value in plain.items():
+        child = getattr(section, name)
+        for each, entry in zip(child, value, strict=True) if isinstance(child, tuple) else ((child, value),):
+            if isinstance(each, Section):
+                _drop_added(each, entry)
 
 
 def _texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:

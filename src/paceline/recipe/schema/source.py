@@ -1,8 +1,8 @@
 """The recipe's section `data.source`: one variant per source, chosen by `name`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
 from paceline.recipe.schema.base import Auto, ByName, ImportPath, Off, PluginSection, Section
@@ -79,7 +79,11 @@ class Folder(Section):
 
 
 class Manifest(Section):
-    """Files listed with their labels: CSV (`path,label`, with a header) or a pickled {path: label} dict."""
+    """Files listed with their labels: CSV (`path,label`, with a header) or a pickled {path: label} dict.
+
+    `separator` or `class_columns` give an image [several labels or soft labels](../how-to/labels.md)."""
+
+    added: ClassVar = ("separator", "class_columns")
 
     name: Literal["manifest"] = "manifest"
     train: str
@@ -88,8 +92,19 @@ class Manifest(Section):
     """List of the validation split, `.csv` or `.pkl`; not needed with `train.eval_every=off`."""
     root: str | Auto = "auto"
     """Base folder of relative paths; `auto` is the folder of each list."""
+    separator: Off | Annotated[str, Field(min_length=1)] = "off"
+    """Text between the labels of one image, such as `;`. An empty cell is an image without any label."""
+    class_columns: Off | Auto | Annotated[tuple[str, ...], Field(min_length=1)] = "off"
+    """Columns of a CSV list, one per class, in place of `label`: 1 and 0 for several labels, or shares from 0 to 1 for
+    soft labels. A blank cell is 0; `auto` is every column but `path`."""
     channels: Literal[1, 3] = 3
     """Decode to color (3) or gray (1)."""
+
+    @model_validator(mode="after")
+    def _check_labels(self) -> Self:
+        if self.separator != "off" and self.class_columns != "off":
+            raise ValueError("separator has no effect with class_columns (leave one of them out)")
+        return self
 
 
 class Pack(Section):

@@ -2,7 +2,7 @@
 
 import math
 from contextlib import suppress
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from paceline.core.errors import suggest_similar
-from paceline.core.metric import ALWAYS, COUNTED, SCORED, top_k
+from paceline.core.metric import ALWAYS, COUNTED, ONLY_MULTI_LABEL, SCORED, top_k
 from paceline.core.units import TRAINING_UNITS, Duration
 from paceline.recipe.schema.base import (
     ACCEPT_NAME,
@@ -71,7 +71,7 @@ def _json_schema(*also: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"enum": [*also, *(each for each in METRICS if not top_k(each))]}, *texts]})
 
 
-METRICS: Final = (*ALWAYS, *COUNTED, *SCORED)
+METRICS: Final = (*ALWAYS, *COUNTED, *SCORED, *ONLY_MULTI_LABEL)
 """Names of metrics, beside `topK` and import paths."""
 Metric = Annotated[str, AfterValidator(check_metric), _json_schema()]
 Monitor = Annotated[
@@ -185,8 +185,44 @@ class OwnCallback(PluginSection):
     interface](../how-to/extend.md#custom-callbacks))."""
 
 
+class Distill(Section):
+    """Distillation (Hinton et al. 2015, arXiv 1503.02531): the loss of a trained model's predictions, the teacher's,
+    for the same augmented images is added to the loss of the labels."""
+
+    teacher: str
+    """Run directory, or one of its checkpoints, as `model.weights`; `timm:TAG` or `torchvision:NAME`; or a file of
+    weights. It must have the classes of the dataset."""
+    model: str | Auto = "auto"
+    """Model of the teacher's weights, as `model.name`; `auto` is the run's, or timm's name in TAG."""
+    kind: Literal["soft", "hard"] = "soft"
+    """`soft`: Kullback-Leibler divergence of the softened probabilities, times the squared temperature. `hard`:
+    cross-entropy of the teacher's first class (DeiT, Touvron et al. 2021, arXiv 2012.12877)."""
+    weight: float = Field(0.5, gt=0, le=1)
+    """Share of the teacher's part in the loss; the labels have the rest."""
+    temperature: PositiveFloat = 1.0
+    """Divisor of the logits of model and teacher."""
+
+    @model_validator(mode="after")
+    def _check_effect(self) -> Self:
+        if self.kind == "hard" and self.is_set("temperature"):
+            raise ValueError("temperature has no effect with kind hard (leave it out)")
+        return self
+
+
 class Train(Section):
     """Length, precision, loss and evaluation."""
+
+    added: ClassVar = (
+        "loss",
+        "metrics",
+        "monitor",
+        "patience",
+        "max_time",
+        "callbacks",
+        "clip_agc",
+        "label_threshold",
+        "distill",
+    )
 
     epochs: PositiveFloat | Auto = "auto"
     """Passes over the training split; `auto` if `steps` is given."""
@@ -218,7 +254,11 @@ class Train(Section):
     cudnn_benchmark: Switch | Auto = "auto"
     """Let cuDNN time its algorithms and keep the fastest; `auto` is on for GPUs if all batches have the same size."""
     loss: LossSection = CrossEntropyLoss()
-    """Training loss. Evaluation always reports cross-entropy."""
+    """Training loss. Evaluation always reports cross-entropy, of binary classes for several labels per image."""
+    label_threshold: float = Field(0.5, gt=0, lt=1)
+    """With several labels per image, probability above which evaluation and `paceline predict` name a class."""
+    distill: Distill | Off = "off"
+    """Also learn from the predictions of a trained model, the teacher."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Probability that is spread evenly over all classes."""
     class_weights: Annotated[
@@ -243,10 +283,12 @@ class Train(Section):
     metrics: tuple[Metric, ...] = ()
     """Metrics to report in addition to top-1, top-5, loss, ECE and balanced accuracy: averages over the classes of
     precision, recall and F1; AUROC and AP (average precision), which gather the scores of all images on rank 0; `top3`
-    and the like; or [your own](../how-to/extend.md#custom-metrics). `weighted_` weights classes by their images."""
+    and the like; or [your own](../how-to/extend.md#custom-metrics). `weighted_` weights classes by their images. With
+    several labels per image all averages are measured, and top-k, ECE and balanced accuracy are not."""
     monitor: Monitor = "auto"
     """Metric that decides which evaluation is the best, what a plateau schedule sees, and when `patience` ends. `auto`
-    is top-1, and the loss for the schedule. `loss` and `ece` are minimized."""
+    is top-1, with several labels per image `ap` (mAP), and the loss for the schedule. `loss`, `ece` and `hamming_loss`
+    are minimized."""
     patience: Annotated[PositiveInt | CadenceDuration | Off, BeforeValidator(_as_patience)] = "off"
     """Stop the run after this many evaluations, or at the first one after this much training (`5ep`), without a better
     value of `monitor`."""

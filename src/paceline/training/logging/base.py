@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from paceline.core.files import open_text_to_write
+from paceline.core.metric import MULTI_LABEL
 from paceline.core.results import EvalReport, EvalResult, RunResult
 from paceline.core.run_dir import RunDir, read_lines, write_atomic
 from paceline.data.batch import Batch
@@ -92,16 +93,19 @@ _KNOWN_COLUMNS: Final = frozenset(
 _SHARE_SUFFIX: Final = "_share"
 
 
-def eval_columns(train: Train, optim: OptimSection) -> tuple[str, ...]:
+def eval_columns(train: Train, optim: OptimSection, *, is_multi_label: bool = False) -> tuple[str, ...]:
     """Return the keys of the evaluations of a run."""
     is_averaged = train.ema != "off" or isinstance(optim, ScheduleFree)
     sees_train = train.eval_train == "on"
+    extra: tuple[str, ...] = (*_RESULT_COLUMNS, *train.extra_metrics)
+    if is_multi_label:
+        own = (name for name in train.extra_metrics if name not in MULTI_LABEL)
+        extra = ("images", "loss", *MULTI_LABEL, *own)
     return (
         *_POSITION_COLUMNS,
-        *_RESULT_COLUMNS,
-        *train.extra_metrics,
-        *((*_EMA_COLUMNS, *(f"ema_{name}" for name in train.extra_metrics)) if is_averaged else ()),
-        *(_TRAIN_COLUMNS if sees_train else ()),
+        *extra,
+        *((f"ema_{name}" for name in extra if name != "images") if is_averaged else ()),
+        *((name for name in _TRAIN_COLUMNS if not is_multi_label or name != "train_top1") if sees_train else ()),
         *_SPEED_COLUMNS,
         *(_BATCH_COLUMNS if train.accuracy == "on" else ()),
     )
@@ -145,16 +149,17 @@ def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
 
     Of the evaluation on training images a row has top-1 and loss only; other metrics are NaN, and the images 0.
     """
-    averaged = {name.removeprefix("ema_"): row[name] for name in _EMA_COLUMNS} if _EMA_COLUMNS[0] in row else None
+    is_averaged = any(name in row for name in _EMA_COLUMNS)
+    averaged = {name[4:]: row[name] for name in _EMA_COLUMNS if name in row} if is_averaged else None
     metrics = {name: value for name, value in row.items() if name not in _KNOWN_COLUMNS}
     if averaged:
         of_average = {name[4:]: metrics.pop(name) for name in [*metrics] if name.startswith("ema_")}
         averaged["metrics"] = of_average or None
     report = EvalReport(
-        val=EvalResult(**{name: row[name] for name in _RESULT_COLUMNS}, metrics=metrics or None),
+        val=EvalResult(**{name: row[name] for name in _RESULT_COLUMNS if name in row}, metrics=metrics or None),
         ema=EvalResult(images=row["images"], **averaged) if averaged else None,
-        train=EvalResult(images=0, top1=row["train_top1"], top5=math.nan, loss=row["train_loss"])
-        if "train_top1" in row
+        train=EvalResult(images=0, top1=row.get("train_top1", math.nan), loss=row["train_loss"])
+        if "train_loss" in row
         else None,
     )
     position: dict[str, Any] = {name: row[name] for name in _POSITION_COLUMNS}

@@ -17,15 +17,19 @@ from paceline.training.logging.trackers import MlflowSink, RunConfig, TensorBoar
 
 
 def build_sinks(
-    rundir: RunDir, recipe: Recipe, resume_step: int, extra: Sequence[LogSink], *, last_eval: int | None = None
+    rundir: RunDir,
+    recipe: Recipe,
+    resume_step: int,
+    extra: Sequence[LogSink],
+    *,
+    last_eval: int | None = None,
+    is_multi_label: bool = False,
 ) -> SinkGroup:
     """Return rank 0's sinks: files, TensorBoard, trackers, and `extra` ones such as the terminal's."""
     # A full disk or a lost console does not end the run: each warns through the other.
     consoles: list[LogSink] = []
-    files = SafeSink(
-        FileSink(rundir, resume_step, eval_columns(recipe.train, recipe.optim), last_eval=last_eval),
-        SinkGroup(consoles),
-    )
+    columns = eval_columns(recipe.train, recipe.optim, is_multi_label=is_multi_label)
+    files = SafeSink(FileSink(rundir, resume_step, columns, last_eval=last_eval), SinkGroup(consoles))
     consoles.extend(SafeSink(each, files, "console") for each in extra)
     report_lost_consoles(files.warned)
     budgets = TimeBudget(FLUSH_S), TimeBudget(STARTUP_S)

@@ -67,7 +67,7 @@ def eval_metrics(record: EvalRecord) -> dict[str, float]:
     }
     if report.ema is not None:
         values |= {f"ema/{name}": value for name, value in report.ema.to_row("python").items() if name != "images"}
-    if report.train is not None:
+    if report.train is not None and report.gap is not None:
         values |= {"train_eval/top1": report.train.top1, "train_eval/loss": report.train.loss, "gap": report.gap}
     return {name: value for name, value in values.items() if value is not None}
 

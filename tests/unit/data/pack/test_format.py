@@ -51,8 +51,8 @@ def test_a_header_with_any_bit_flipped_is_refused():
 
 def test_a_later_version_is_named_even_if_the_checksum_is_wrong():
     data = bytearray(WHOLE.to_bytes())
-    data[8] = 2
-    with pytest.raises(DataError, match="version 2, and this program reads version 1"):
+    data[8] = 3
+    with pytest.raises(DataError, match="version 3, and this program reads versions 1 and 2"):
         PackHeader.from_bytes(bytes(data), "x")
 
 

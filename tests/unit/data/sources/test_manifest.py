@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,7 @@ def test_a_lone_surrogate_is_not_a_path(load, error_message):
 def test_a_validation_label_that_training_lacks_is_named(load, error_message, tmp_path):
     message = error_message(load, "path,label\n0.jpg,cat\n1.jpg,giraffe\n", "path,label\n5.jpg,girafe\n")
     assert message == (
-        f"{tmp_path}/val.csv: label 'girafe' is not in the training list {tmp_path}/train.csv "
+        f"{tmp_path}/val.csv:2: label 'girafe' is not in the training list {tmp_path}/train.csv "
         f"(did you mean 'giraffe'?); correct it, or add its training images"
     )
 
@@ -222,3 +223,46 @@ def test_names_in_any_script_are_read(load, files):
     data = load("path,label\nnaïve/猫.jpg,猫\nplain.jpg,cat\n")
     assert data.train.read(0) == ("naïve/猫.jpg".encode(), 1)
     assert data.train.name_of(0).endswith("naïve/猫.jpg")
+
+
+def targets_of(source):
+    """Return the target of each sample, in order."""
+    return source.info.targets.rows[source.labels].tolist()
+
+
+@pytest.mark.parametrize(("separator", "cells"), [(";", ("b;a", "c; a;a", "")), (" ", ("b a", "c  a", " "))])
+def test_a_separator_gives_several_labels(load, separator, cells):
+    rows = "".join(f"{index}.jpg,{cell}\n" for index, cell in enumerate(cells))
+    data = load(f"path,label\n{rows}", f"path,label\n5.jpg,c{separator}b\n", separator=separator)
+    assert data.train.info.class_names == ("a", "b", "c")
+    assert targets_of(data.train) == [[1, 1, 0], [1, 0, 1], [0, 0, 0]]
+    assert targets_of(data.val) == [[0, 1, 1]]
+    assert data.train.info.count_classes(data.train.labels).tolist() == [2, 1, 1]
+
+
+def test_columns_of_classes_give_shares(load):
+    head = "split,cat,path,dog\n"
+    columns = ("dog", "cat")
+    data = load(f"{head}x,0.25,0.jpg,0.75\nx,1,1.jpg,\n", "path,dog,cat\n5.jpg,0,1\n", class_columns=columns)
+    assert data.train.info.class_names == columns
+    assert targets_of(data.train) == [[0.75, 0.25], [0, 1]] and targets_of(data.val) == [[0, 1]]
+    automatic = load("cat,path,dog\n0.25,0.jpg,0.75\n", "path,dog,cat\n5.jpg,0,1\n", class_columns="auto")
+    assert automatic.train.info.class_names == ("cat", "dog") and targets_of(automatic.val) == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "options", "problem"),
+    [
+        ("path,a,b\n0.jpg,1,2\n", None, {"class_columns": "auto"}, "train.csv:2: '2' in column 'b'"),
+        ("path,a,b\n0.jpg,1,yes\n", None, {"class_columns": "auto"}, "train.csv:2: 'yes' in column 'b'"),
+        ("path,a,b\n0.jpg,1,nan\n", None, {"class_columns": "auto"}, "train.csv:2: 'nan' in column 'b'"),
+        ("path,a,b\n0.jpg,1,1\n", "path,a\n5.jpg,1\n", {"class_columns": "auto"}, "val.csv:1: .*lacks the column 'b'"),
+        ("path,a,a\n0.jpg,1,1\n", None, {"class_columns": "auto"}, "train.csv:1: .*name each column once"),
+        ("path,label\n0.jpg,a\n", "path,label\n1.jpg,a\n5.jpg,a;d\n", {"separator": ";"}, "val.csv:3: label 'd'"),
+        ("path,label\n0.jpg,\n", None, {"separator": ";"}, "train.csv: has no label in any line"),
+        ({"0.jpg": "a"}, None, {"class_columns": ["a"]}, "train.pkl: is a pickle.*write it as CSV"),
+    ],
+)  # fmt: skip
+def test_wrong_targets_are_named_by_their_line(load, error_message, train, val, options, problem):
+    given = (train,) if val is None else (train, val)
+    assert re.search(problem, error_message(load, *given, **options))

@@ -306,3 +306,45 @@ def test_forked_workers_do_not_share_a_file_position(load, tmp_path) -> None:
 def test_plugin_data_cannot_be_staged() -> None:
     with pytest.raises(DataError, match=r"data\.stage: cannot copy what a:B reads"):
         build_inventory(OwnSource(name="a:B"))
+
+
+SEVERAL = ({"b", "a"}, [1], (), np.array([0.25, 0.75]), np.array([0, 1]))
+ROWS = [[1, 1], [0, 1], [0, 0], [0.25, 0.75], [0, 1]]
+
+
+def targets_of(source):
+    return source.info.targets.rows[source.labels].tolist()
+
+
+def test_arrays_have_several_labels_or_soft_labels(load):
+    for labels in (SEVERAL, np.array(ROWS)):
+        data = load(lambda split, labels=labels: (np.zeros((5, 4, 6), np.uint8), labels, ("a", "b")))
+        assert targets_of(data.train) == ROWS and len(data.train.info.targets.rows) == 4
+    moved = [[1, 0], *ROWS[1:]]
+    others = load(lambda split: (np.zeros((5, 4, 6), np.uint8), np.array(moved), ("a", "b")))
+    assert digest_datasets(data) != digest_datasets(others)
+
+
+def test_an_object_gives_targets_in_place_of_labels(load):
+    class WithTargets(Pictures):
+        targets = SEVERAL[:3]
+
+    data = load(WithTargets, label=None)
+    assert targets_of(data.train) == ROWS[:3] and [data.val.read(index)[1] for index in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wrong", [[2], ["c"], [0.5], np.array([0.5]), np.array([0.5, 1.5]), np.array([0.5, np.nan])])
+def test_wrong_targets_are_refused(error_message, wrong):
+    message = error_message(lambda split: (np.zeros((2, 4, 6), np.uint8), [{0}, wrong], ("a", "b")))
+    assert message.startswith("gives train image 1 the labels ") and "(give a list of class names" in message
+
+
+def test_a_label_of_read_cannot_be_a_set(error_message):
+    assert "for several labels set the attribute targets" in error_message(Pictures, label=["a"])
+
+
+def test_each_image_needs_a_target(error_message):
+    class WithTwo(Pictures):
+        targets = ((0,), (1,))
+
+    assert error_message(WithTwo) == "gives train 2 targets for 3 images (give one for each)"
