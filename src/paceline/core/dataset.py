@@ -2,13 +2,36 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Split = Literal["train", "val"]
-Sample = tuple[bytes | NDArray[np.uint8], int]
+PixelType = Literal["uint8", "uint16", "float32"]
+PixelArray = NDArray[np.uint8 | np.uint16 | np.float32]
+Sample = tuple[bytes | PixelArray, int]
+
+MAX_CHANNELS: Final = 16
+# The pixel value that is 1 in `DatasetInfo.mean` and `std`: float pixels are as they are.
+FULL_SCALE: Final[dict[PixelType, int]] = {"uint8": 255, "uint16": 65535, "float32": 1}
+
+
+class PixelFormat(NamedTuple):
+    """Number of channels and type of an image's pixels."""
+
+    channels: int
+    pixels: PixelType = "uint8"
+
+    @property
+    def is_photo(self) -> bool:
+        """Whether the pixels are 8-bit gray or RGB, which image libraries and JPEG have."""
+        return self.pixels == "uint8" and self.channels in (1, 3)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether batches are float32, already divided by `FULL_SCALE`, and not uint8."""
+        return self.pixels != "uint8"
 
 
 @dataclass(frozen=True)
@@ -16,7 +39,8 @@ class DatasetInfo:
     """Metadata of one split.
 
     `image_size` is (height, width) in pixels if every image has it, else None. `mean` and `std` are per channel, of
-    pixels scaled to [0, 1]. `notes` are shown to the user once, such as a number of skipped files.
+    pixels divided by `FULL_SCALE`; they are empty until they are measured (`data.statistics`). `notes` are shown to the
+    user once, such as a number of skipped files.
     """
 
     name: str
@@ -28,11 +52,17 @@ class DatasetInfo:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...] = field(default=())
+    pixels: PixelType = "uint8"
 
     @property
     def num_classes(self) -> int:
         """Number of classes of the training split."""
         return len(self.class_names)
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """Channels and type of the pixels."""
+        return PixelFormat(self.channels, self.pixels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +98,7 @@ class Source(Protocol):
         ...
 
     def read(self, index: int) -> Sample:
-        """Return (encoded file bytes, or uint8 pixels [H, W, C]; label). Raise `DataError` naming the sample."""
+        """Return (encoded file bytes, or pixels [H, W, C]; label). Raise `DataError` naming the sample."""
         ...
 
     def name_of(self, index: int) -> str:
@@ -78,17 +108,17 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A split in memory: uint8 `images` [N, H, W, C] of one size and int64 `labels` [N]."""
+    """A split in memory: `images` [N, H, W, C] of one size and int64 `labels` [N]."""
 
     info: DatasetInfo
-    images: NDArray[np.uint8]
+    images: PixelArray
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> Sample:
-        """Return (uint8 pixels [H, W, C], label)."""
+        """Return (pixels [H, W, C], label)."""
         return self.images[index], int(self.labels[index])
 
     def name_of(self, index: int) -> str:

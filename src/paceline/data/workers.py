@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
+from paceline.core.dataset import ArraySource, DatasetInfo, PixelFormat, Sample, Source
 from paceline.core.errors import WatchError, WorldError
 from paceline.core.process import die_with_parent
 from paceline.core.units import Duration, count
@@ -299,10 +299,11 @@ class WorkerSupervisor:
         return f"in {self._describe_batch(position.batch)}{sample}"
 
 
-def estimate_batch_bytes(num_images: int, channels: int, size: int) -> int:
-    """Return the shared memory in bytes of a batch of uint8 images, `size` pixels squared, with labels and draws."""
+def estimate_batch_bytes(num_images: int, form: PixelFormat, size: int) -> int:
+    """Return the shared memory in bytes of a batch of images, `size` pixels squared, with labels and draws."""
     # 64 bytes per image: its label and up to seven draws. Each tensor is a file of whole pages.
-    return num_images * channels * size * size + num_images * 64 + _TENSORS_PER_BATCH * _PAGE_BYTES
+    pixel_bytes = form.channels * (4 if form.is_wide else 1)
+    return num_images * pixel_bytes * size * size + num_images * 64 + _TENSORS_PER_BATCH * _PAGE_BYTES
 
 
 def check_worker_limits(workers: int, prefetch: int, batch_bytes: int, local_ranks: int) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from paceline.core.dataset import PixelType
 from paceline.data.augment.auto import build_rand_augment, build_trivial_augment
 from paceline.data.augment.color import BatchColorJitter
-from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_8_bit_color
+from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, Color, to_color
 from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop
 from paceline.data.augment.mixup import PairMixer, build_mixer
 from paceline.data.augment.plugin import build_plugin_augment
@@ -20,9 +21,12 @@ from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.data import Data
 
 
-def build_augments(sections: tuple[Section, ...], mean: tuple[float, ...]) -> tuple[Augment, ...]:
-    """Build the augmentations of `data.augment` in order; the fill color is `mean`, of pixels in [0, 1]."""
-    built = (_build_augment(section, position, mean) for position, section in enumerate(sections))
+def build_augments(
+    sections: tuple[Section, ...], mean: tuple[float, ...], pixels: PixelType = "uint8"
+) -> tuple[Augment, ...]:
+    """Build the augmentations of `data.augment` in order; the fill color of `pixels` is `mean`, as in `DatasetInfo`."""
+    color = to_color(mean, pixels)
+    built = (_build_augment(section, position, color) for position, section in enumerate(sections))
     return tuple(augment for augment in built if augment is not None)
 
 
@@ -45,7 +49,7 @@ def has_host_augments(data: Data) -> bool:
     return crops or any(augment.needs_host for augment in build_augments(data.augment, mean=()))
 
 
-def _build_augment(section: Section, position: int, mean: tuple[float, ...]) -> Augment | None:
+def _build_augment(section: Section, position: int, color: Color) -> Augment | None:
     match section:
         case sections.OwnAugment():
             return build_plugin_augment(section, position)
@@ -57,10 +61,10 @@ def _build_augment(section: Section, position: int, mean: tuple[float, ...]) -> 
             return BatchAffine(degrees, 0.0, (1.0, 1.0), interpolation)
         case sections.Affine(shear_degrees=shear, scale=scale, interpolation=interpolation):
             return BatchAffine(0.0, shear, scale, interpolation)
-    return _build_color_or_erasing(section, mean)
+    return _build_color_or_erasing(section, color)
 
 
-def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augment | None:
+def _build_color_or_erasing(section: Section, color: Color) -> Augment | None:
     match section:
         case sections.ColorJitter() as jitter:
             return BatchColorJitter(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
@@ -69,9 +73,9 @@ def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augmen
         case sections.TrivialAugment():
             return build_trivial_augment()
         case sections.RandomErasing(p=p, scale=scale, ratio=ratio):
-            return BatchRandomErasing(p, scale, ratio, to_8_bit_color(mean))
+            return BatchRandomErasing(p, scale, ratio, color)
         case sections.Cutout(size=size):
-            return BatchCutout(size, to_8_bit_color(mean))
+            return BatchCutout(size, color)
         case sections.RandomResizedCrop() | sections.Resize() | sections.MixUp() | sections.CutMix():
             return None
     raise AssertionError(f"no augmentation for {section!r}")
@@ -101,5 +105,5 @@ def build_device_transforms(
     data: Data, transfer: DeviceTransfer, num_classes: int, *, on_device: bool
 ) -> DeviceTransforms:
     """Build the device part of the augmentation, for a loader built with the same `data` and `on_device`."""
-    _, deferred = split_augments(build_augments(data.augment, transfer.mean), on_device=on_device)
+    _, deferred = split_augments(build_augments(data.augment, transfer.mean, transfer.pixels), on_device=on_device)
     return DeviceTransforms(deferred, transfer.normalize, build_mixer(data.augment, num_classes))

@@ -7,12 +7,12 @@ import struct
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.core.dataset import Split
+from paceline.core.dataset import MAX_CHANNELS, PixelType, Split
 from paceline.core.errors import DataError
 from paceline.data.pack.shards import HEADER_BYTES
 
@@ -226,7 +226,8 @@ class PackMeta(_FrozenModel):
     """The JSON of an index."""
 
     class_names: Annotated[tuple[str, ...], Field(min_length=1)]
-    channels: Literal[1, 3]
+    channels: Annotated[int, Field(ge=1, le=MAX_CHANNELS)]
+    pixels: PixelType = "uint8"
     made: ProcessingMeta
     train: SplitMeta
     val: SplitMeta
@@ -240,7 +241,8 @@ class PackMeta(_FrozenModel):
 
     def to_json(self) -> bytes:
         """Return deterministic JSON."""
-        return self.model_dump_json().encode()
+        # Without the default of `pixels`, which older versions do not know.
+        return self.model_dump_json(exclude={"pixels"} if self.pixels == "uint8" else None).encode()
 
     @classmethod
     def from_json(cls, data: bytes, file_name: str) -> "PackMeta":

@@ -161,6 +161,6 @@ def _build_manifest_source(
     listing: _ImageList, split: Split, numbers: dict[str, int], section: Manifest, notes: tuple[str, ...] = ()
 ) -> ImageFileSource:
     class_names = tuple(printable(name) for name in numbers)
-    info = build_files_info("manifest", split, len(listing.paths), class_names, section.channels, notes)
+    info = build_files_info("manifest", split, len(listing.paths), class_names, section.pixel_format, notes)
     labels = np.array([numbers[label] for label in listing.labels], dtype=np.int32)
     return ImageFileSource.from_paths(info, str(listing.root), [os.fsencode(path) for path in listing.paths], labels)

@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import DatasetInfo, Datasets, JoinedNames, Sample, Split
+from paceline.core.dataset import DatasetInfo, Datasets, JoinedNames, PixelFormat, Sample, Split
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_read
 from paceline.core.units import count
@@ -347,7 +347,9 @@ def _build_webdataset_source(
     samples: TarSamples, split: Split, class_names: tuple[str, ...], section: WebDataset, notes: list[str]
 ) -> WebDatasetSource:
     return WebDatasetSource(
-        info=build_files_info("webdataset", split, len(samples.labels), class_names, section.channels, tuple(notes)),
+        info=build_files_info(
+            "webdataset", split, len(samples.labels), class_names, PixelFormat(section.channels), tuple(notes)
+        ),
         files=RandomAccessFiles(samples.paths, tuple(samples.sizes)),
         tar_ends=np.asarray(samples.tar_ends, dtype=np.int64),
         starts=np.asarray(samples.starts, dtype=np.uint64),

@@ -224,6 +224,8 @@ class Recipe(Section):
         for section, name in _ADDED:
             if not getattr(self, section).is_set(name):
                 del values[section][name]
+        if values["data"]["source"].get("pixels") == "uint8":  # added later too, in one of the sources
+            del values["data"]["source"]["pixels"]
         canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

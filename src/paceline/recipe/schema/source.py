@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, field_validator
 
+from paceline.core.dataset import MAX_CHANNELS, PixelFormat, PixelType
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
 from paceline.recipe.schema.base import Auto, ByName, ImportPath, Off, PluginSection, Section
 
@@ -74,8 +75,15 @@ class Folder(Section):
     """Fraction of each class to hold out for validation if there is no validation folder."""
     split_seed: int = Field(0, ge=0)
     """Seed of the choice of held-out images."""
-    channels: Literal[1, 3] = 3
-    """Decode to color (3) or gray (1)."""
+    channels: int = Field(3, ge=1, le=MAX_CHANNELS)
+    """Decode 8-bit images to color (3) or gray (1). For other numbers and other types, the channels of the files."""
+    pixels: PixelType = "uint8"
+    """Type of the pixels: 8-bit, or those of 16-bit and float files, which then stay as they are."""
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """Channels and type of the pixels."""
+        return PixelFormat(self.channels, self.pixels)
 
 
 class Manifest(Section):
@@ -88,8 +96,15 @@ class Manifest(Section):
     """List of the validation split, `.csv` or `.pkl`; not needed with `train.eval_every=off`."""
     root: str | Auto = "auto"
     """Base folder of relative paths; `auto` is the folder of each list."""
-    channels: Literal[1, 3] = 3
-    """Decode to color (3) or gray (1)."""
+    channels: int = Field(3, ge=1, le=MAX_CHANNELS)
+    """Decode 8-bit images to color (3) or gray (1). For other numbers and other types, the channels of the files."""
+    pixels: PixelType = "uint8"
+    """Type of the pixels: 8-bit, or those of 16-bit and float files, which then stay as they are."""
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """Channels and type of the pixels."""
+        return PixelFormat(self.channels, self.pixels)
 
 
 class Pack(Section):
@@ -163,9 +178,9 @@ class OwnSource(PluginSection):
 
     name: ImportPath
     """Module and name of the class or function, such as `mypkg.plugins:MyDataset`."""
-    channels: Literal[1, 3] | Auto = "auto"
-    """Decode encoded images to color (3) or gray (1); `auto` is color. Pixels keep their number of channels with
-    `auto`."""
+    channels: Annotated[int, Field(ge=1, le=MAX_CHANNELS)] | Auto = "auto"
+    """Channels of encoded images: color (3), gray (1), or those of the files; `auto` is color. Pixels keep their number
+    of channels with `auto`."""
 
 
 SourceSection = Annotated[
