@@ -25,7 +25,7 @@ from paceline.data.files import expand_path, printable
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.pack.reader import PackSource, open_pack
 from paceline.data.sources.build import build_datasets
-from paceline.data.statistics import with_measured
+from paceline.data.sources.statistics import with_measured
 from paceline.lab.dataset_stats import estimate_source_bytes
 from paceline.lab.loader_bench import (
     DECODE_CEILING,

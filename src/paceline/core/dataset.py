@@ -39,8 +39,8 @@ class DatasetInfo:
     """Metadata of one split.
 
     `image_size` is (height, width) in pixels if every image has it, else None. `mean` and `std` are per channel, of
-    pixels divided by `FULL_SCALE`; they are empty until they are measured (`data.statistics`). `notes` are shown to the
-    user once, such as a number of skipped files.
+    pixels divided by `FULL_SCALE`; they are empty until they are measured (`data.sources.statistics`). `notes` are
+    shown to the user once, such as a number of skipped files.
     """
 
     name: str

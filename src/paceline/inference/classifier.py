@@ -94,7 +94,7 @@ class Classifier:
         return self.place.device
 
     def image(self, data: bytes, name: str) -> Tensor:
-        """Return the image in a file's bytes, [channels, image_size, image_size] of `input_dtype`, on the CPU.
+        """Return the image in a file's bytes, uint8 or float32 [channels, image_size, image_size], on the CPU.
 
         Decode the same formats as training (`data.decode`). Raise `ImageError`, which calls the file `name`.
         """

@@ -15,7 +15,7 @@ from paceline.core.dataset import Split
 from paceline.core.errors import RecipeError
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.loaders.build import Loader
-from paceline.data.statistics import with_measured
+from paceline.data.sources.statistics import with_measured
 from paceline.data.transfer import DeviceTransfer
 from paceline.interop.data_loaders import (
     Dataset,

@@ -22,8 +22,8 @@ from paceline.data.decode_array import decode_pixels
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.sources.folder import is_trained_on, load_test_folder, resolve_folder_roots
+from paceline.data.sources.statistics import Statistics, measure_statistics, needs_statistics, with_statistics
 from paceline.data.staging.stage import stage_for_run
-from paceline.data.statistics import Statistics, measure_statistics, needs_statistics, with_statistics
 from paceline.parallel.process_group import RankStore, local_rank_zero_first
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data

@@ -31,7 +31,7 @@ from paceline.data.files import printable
 from paceline.data.native import load_native
 from paceline.data.pack.format import PACK_VERSION, PackMeta, ProcessingMeta, SplitMeta
 from paceline.data.sources.fingerprint import digest_split
-from paceline.data.statistics import with_measured
+from paceline.data.sources.statistics import with_measured
 
 _MIN_SHARD_BYTES = 1 << 20
 # Samples per task of a thread: pixels and file states take much less time than files.

@@ -92,7 +92,7 @@ def build_files_info(
 ) -> DatasetInfo:
     """Build the facts of a split of images of any size.
 
-    8-bit gray or RGB is normalized with ImageNet's statistics, others with those that `data.statistics` measures.
+    8-bit gray or RGB is normalized with ImageNet's statistics, others with those that `sources.statistics` measures.
     """
     return DatasetInfo(
         name=name,

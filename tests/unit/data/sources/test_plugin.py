@@ -115,7 +115,10 @@ def test_the_digest_depends_on_the_pixels(load) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"images": ((4, 6), float)}, "gives train images as float64 [3, 4, 6, 1] (give uint8 [N, H, W], or"),
+        (
+            {"images": ((4, 6), float)},
+            "gives train images as float64 [3, 4, 6, 1] (give uint8, uint16 or",
+        ),
         ({"labels": [0, 1, 2]}, "gives train label 2, and 2 classes (give 0 to 1)"),
         ({"labels": [0.0, 1.0, 1.0]}, "gives train labels as float64 [3] for 3 images (give one whole number each)"),
         ({"names": ["a"]}, "gives ['a'] as class names (give a list of two or more)"),
@@ -156,7 +159,7 @@ def test_invalid_arrays_are_refused(error_message, options, message) -> None:
         ({"gives": [[1], [1, 2]]}, "parts_of_data:Data/train[0]: read raised ValueError: setting an array"),
         (
             {"gives": np.zeros((2, 2, 3), np.uint8), "channels": 1},
-            "parts_of_data:Data/train[0]: has 3 channels, and the split 1; make them agree",
+            "parts_of_data:Data/train[0]: has 3 channels of uint8, and the split 1 channel of uint8; make them agree",
         ),
     ],
 )
