@@ -46,8 +46,6 @@ def test_too_little_shared_memory_raises_with_the_number_of_workers_that_fit(fre
     )
     check_worker_limits(2, 2, 100 * MB, 1)
     assert "set data.workers=1," in error_message(2, 100 * MB + 1)
-    wide = estimate_batch_bytes(256, PixelFormat(5, "uint16"), 224)
-    assert 4 * 256 * 5 * 224 * 224 < wide < 1.01 * 4 * 256 * 5 * 224 * 224
 
 
 # matrix: 43
@@ -78,8 +76,6 @@ def limited(soft, hard):
     """Return the exit of a process with these limits of open files."""
     command = [sys.executable, "-c", LIMITED, str(soft), str(hard)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    wide = estimate_batch_bytes(256, PixelFormat(5, "uint16"), 224)
-    assert 4 * 256 * 5 * 224 * 224 < wide < 1.01 * 4 * 256 * 5 * 224 * 224
 
 
 # matrix: 43
@@ -89,8 +85,6 @@ def test_too_few_open_files_raise_with_numbers():
     last = ended.stderr.splitlines()[-1]
     assert "data.workers: a rank with 2 workers opens up to " in last and "and the limit is 64 (set" in last
     assert "raise it: ulimit -n 1" in last  # a hundred and some
-    wide = estimate_batch_bytes(256, PixelFormat(5, "uint16"), 224)
-    assert 4 * 256 * 5 * 224 * 224 < wide < 1.01 * 4 * 256 * 5 * 224 * 224
 
 
 # matrix: 43
