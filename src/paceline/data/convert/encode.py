@@ -153,7 +153,7 @@ class SampleEncoder:
         return self._encode_resized(content, label, form, self.resize)
 
     def _encode_unchanged_size(self, file: bytes, label: int, form: PixelFormat) -> EncodedSample:
-        record, reason = self._index_jpeg(file)
+        record, reason = self._index_jpeg(file) if form.is_photo else (None, "it is not 8-bit gray or RGB")
         if record is not None and self.keeps_files:
             return EncodedSample(KIND_FILE, file, *JpegRecord.from_bytes(record).size, label)
         if record is not None:
