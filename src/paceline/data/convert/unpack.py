@@ -16,7 +16,7 @@ from paceline.data.convert.encode import map_ordered
 from paceline.data.decode import NPY_SIGNATURE
 from paceline.data.decode_array import encode_pixels
 from paceline.data.file_lock import create_folder_atomically
-from paceline.data.files import IMAGE_EXTENSIONS, JPEG_EXTENSIONS, printable
+from paceline.data.files import JPEG_EXTENSIONS, has_image_extension, printable
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
 from paceline.data.pack.reader import PackSource
 
@@ -105,8 +105,9 @@ class _SplitFiles:
         if isinstance(source, PackSource) and source.kinds[index] == KIND_RECORD:
             return name if extension in JPEG_EXTENSIONS else name + b".jpg"
         if isinstance(source, PackSource) and source.kinds[index] == KIND_FILE:
-            return name if extension in IMAGE_EXTENSIONS else name + _guess_extension(data)
-        return name + b".png"
+            is_image = has_image_extension(os.fsdecode(name), arrays=data.startswith(NPY_SIGNATURE))
+            return name if is_image else name + _guess_extension(data)
+        return name + _guess_extension(data)
 
 
 def _sanitize_component(name: bytes, fallback: str) -> bytes:

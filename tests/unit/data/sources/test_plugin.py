@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from paceline.core.dataset import ArraySource
+from paceline.core.dataset import ArraySource, PixelFormat
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.bad_images import ImageError
 from paceline.data.sources.build import build_datasets
@@ -309,3 +309,38 @@ def test_forked_workers_do_not_share_a_file_position(load, tmp_path) -> None:
 def test_plugin_data_cannot_be_staged() -> None:
     with pytest.raises(DataError, match=r"data\.stage: cannot copy what a:B reads"):
         build_inventory(OwnSource(name="a:B"))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
+def test_arrays_and_samples_may_have_16_channels_of_any_type(load, kind) -> None:
+    values = (np.arange(3 * 4 * 6 * 16).reshape(3, 4, 6, 16) % 251).astype(kind)
+
+    class Samples(Pictures):
+        def read(self, index):
+            return values[index], 0
+
+    arrays = load(lambda split: (values, [0, 1, 1], ["a", "b"])).train
+    samples = load(Samples).train
+    for source in (arrays, samples):
+        assert source.info.pixel_format == PixelFormat(16, kind)
+        assert np.array_equal(source.read(2)[0], values[2]) and source.read(2)[0].dtype == kind
+        assert bool(source.info.mean) == (kind == "uint8" and source is arrays)  # others are measured
+
+
+def test_samples_of_another_type_or_with_nan_are_bad_images(load) -> None:
+    class Changing(Pictures):
+        def read(self, index):
+            return np.full((4, 4, 5), np.nan if index == 2 else 1, "float32" if index != 1 else "uint16"), 0
+
+    train = load(Changing).train
+    with pytest.raises(ImageError, match=r"5 channels of uint16, and the split 5 channels of float32"):
+        train.read(1)
+    with pytest.raises(ImageError, match="NaN or infinite"):
+        train.read(2)
+    with pytest.raises(RecipeError, match="NaN or infinite"):
+        load(lambda split: (np.full((2, 4, 4), np.inf, np.float32), [0, 1], ["a", "b"]))
+
+
+def test_17_channels_are_refused(error_message) -> None:
+    message = error_message(lambda split: (np.zeros((2, 4, 4, 17), np.uint8), [0, 1], ["a", "b"]))
+    assert "uint8 [2, 4, 4, 17]" in message and "C up to 16" in message
