@@ -33,6 +33,11 @@ class PixelFormat(NamedTuple):
         """Whether batches are float32, already divided by `FULL_SCALE`, and not uint8."""
         return self.pixels != "uint8"
 
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a pixel in a batch, over all channels."""
+        return self.channels * (4 if self.is_wide else 1)
+
 
 @dataclass(frozen=True)
 class DatasetInfo:

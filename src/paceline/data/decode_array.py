@@ -4,9 +4,11 @@
 memory is allocated.
 """
 
+import logging
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from io import BytesIO
 from typing import Any, Final, cast
 
@@ -114,7 +116,7 @@ def check_pixels(pixels: NDArray[Any], form: PixelFormat) -> PixelArray:
 
 
 def _check_size(shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-    if len(shape) not in (2, 3) or 0 in shape or dtype.kind not in "uif":
+    if len(shape) not in (2, 3) or min(shape) < 1 or dtype.kind not in "uif":
         raise ValueError(f"it holds {dtype.name} {list(shape)}, not [H, W] or [H, W, C] pixels")
     if math.prod(shape) * dtype.itemsize > MAX_BYTES:
         raise ValueError(f"its header says {dtype.name} {list(shape)}, more than {MAX_BYTES:,} bytes")
@@ -160,7 +162,7 @@ def _read_png(data: bytes, form: PixelFormat) -> NDArray[Any]:
 def _read_tiff(data: bytes, form: PixelFormat) -> NDArray[Any]:
     import_package(CODECS_PACKAGE)  # its decompressors stop at the size of the pixels, those of tifffile do not
     # Without OME-XML, which may name other files.
-    with import_package(TIFF_PACKAGE).TiffFile(BytesIO(data), is_ome=False) as file:
+    with _import_tifffile().TiffFile(BytesIO(data), is_ome=False) as file:
         series, page = file.series[0], file.pages[0]
         _check_size(series.shape, series.dtype)
         _check_size((1, math.prod(page.chunks)), series.dtype)  # a tile may be larger than the image
@@ -175,6 +177,12 @@ def _read_tiff(data: bytes, form: PixelFormat) -> NDArray[Any]:
             pixels = np.moveaxis(pixels, named or (0 if named == 0 or pixels.shape[0] == form.channels else 2), -1)
         tag = page.tags.get(_ORIENTATION_TAG)
         return _turn_upright(pixels, int(tag.value) if tag else 1)
+
+
+@cache
+def _import_tifffile() -> Any:
+    logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else it prints what is wrong with a file
+    return import_package(TIFF_PACKAGE)
 
 
 def _turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:

@@ -302,8 +302,7 @@ class WorkerSupervisor:
 def estimate_batch_bytes(num_images: int, form: PixelFormat, size: int) -> int:
     """Return the shared memory in bytes of a batch of images, `size` pixels squared, with labels and draws."""
     # 64 bytes per image: its label and up to seven draws. Each tensor is a file of whole pages.
-    pixel_bytes = form.channels * (4 if form.is_wide else 1)
-    return num_images * pixel_bytes * size * size + num_images * 64 + _TENSORS_PER_BATCH * _PAGE_BYTES
+    return num_images * form.batch_bytes * size * size + num_images * 64 + _TENSORS_PER_BATCH * _PAGE_BYTES
 
 
 def check_worker_limits(workers: int, prefetch: int, batch_bytes: int, local_ranks: int) -> None:

@@ -209,10 +209,11 @@ def inflating_tiff() -> bytes:
     [
         claims((2**40, 2**40, 5)),
         claims((60_000, 60_000, 5)),
+        claims((-1, 5)),
         with_tags({322: 65520, 323: 65520}, tile=(16, 16)),
         inflating_tiff(),
     ],
-    ids=["npy", "large npy", "tile", "strip"],
+    ids=["npy", "large npy", "negative npy", "tile", "strip"],
 )
 def test_a_file_that_claims_too_much_is_refused_before_it_takes_memory(data):
     tracemalloc.start()
@@ -220,6 +221,22 @@ def test_a_file_that_claims_too_much_is_refused_before_it_takes_memory(data):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
+
+
+def test_any_damage_to_a_tiff_is_one_line(capfd):
+    data = tiff(make("uint16", 5), photometric="minisblack", planarconfig="contig", compression="zlib")
+    draws, num_refused = np.random.default_rng(0), 0
+    for _ in range(200):
+        damaged = bytearray(data)
+        for place, value in zip(draws.integers(len(data), size=3), draws.integers(256, size=3), strict=True):
+            damaged[place] = value
+        try:
+            decode_image(bytes(damaged), PixelFormat(5, "uint16"), name="/p/x")
+        except ImageError as error:
+            num_refused += 1
+            assert len(str(error).splitlines()) == 1
+    assert num_refused > 50
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_limit_counts_the_bytes_of_the_pixels(monkeypatch):

@@ -87,7 +87,8 @@ def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int
 
 
 def _count_device_bytes(source: ArraySource) -> int:
-    return source.images.size * (4 if source.info.pixel_format.is_wide else 1)
+    num_images, height, width, _ = source.images.shape
+    return num_images * height * width * source.info.pixel_format.batch_bytes
 
 
 # One core is left to the main process.
