@@ -205,19 +205,19 @@ def inflating_tiff() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("name", "data"),
     [
-        claims((2**40, 2**40, 5)),
-        claims((60_000, 60_000, 5)),
-        claims((-1, 5)),
-        with_tags({322: 65520, 323: 65520}, tile=(16, 16)),
-        inflating_tiff(),
+        ("npy", claims((2**40, 2**40, 5))),
+        ("large npy", claims((60_000, 60_000, 5))),
+        ("negative npy", claims((-1, 5))),
+        ("tile", with_tags({322: 65520, 323: 65520}, tile=(16, 16), compression="zlib")),
+        ("strip", inflating_tiff()),
     ],
-    ids=["npy", "large npy", "negative npy", "tile", "strip"],
 )
-def test_a_file_that_claims_too_much_is_refused_before_it_takes_memory(data):
+def test_a_file_that_claims_too_much_is_refused_before_it_takes_memory(name, data):
     tracemalloc.start()
-    message_of(data, PixelFormat(5, "uint16"))
+    message = message_of(data, PixelFormat(5, "uint16"))
+    assert name == "strip" or "its header says" in message or "not [H, W]" in message
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10_000_000
