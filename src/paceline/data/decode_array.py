@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 
-from paceline.core.dataset import PixelArray, PixelFormat, PixelType
+from paceline.core.dataset import PixelArray
 from paceline.core.errors import PacelineError
+from paceline.core.pixels import PixelFormat, PixelType
 from paceline.core.units import count
 from paceline.data.decode import (
     MAX_PIXELS,

@@ -8,8 +8,8 @@ from typing import Any, Final, cast
 import numpy as np
 from PIL import Image
 
-from paceline.core.dataset import PixelFormat
 from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat
 
 HEIF_PACKAGE: Final = "pillow_heif"
 CODECS_PACKAGE: Final = "imagecodecs"

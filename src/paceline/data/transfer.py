@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.core.dataset import FULL_SCALE, PixelType
+from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.data.batch import Batch
 
 # The most recent copies are timed individually, with two events each; the oldest pair is reused.

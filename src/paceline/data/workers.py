@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.core.dataset import ArraySource, DatasetInfo, PixelFormat, Sample, Source
+from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import WatchError, WorldError
+from paceline.core.pixels import PixelFormat
 from paceline.core.process import die_with_parent
 from paceline.core.units import Duration, count
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.core.dataset import PixelFormat, PixelType
 from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat, PixelType
 from paceline.core.run_dir import RunDir
 from paceline.data.decode_array import decode_image
 from paceline.data.loaders.reader import to_planes

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import paceline
-from paceline.core.dataset import FULL_SCALE
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_new
+from paceline.core.pixels import FULL_SCALE
 from paceline.core.results import printable_class_name
 from paceline.inference.classifier import Classifier, Preprocessing
 from paceline.models.build import build_model

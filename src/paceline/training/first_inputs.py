@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from paceline.core.dataset import ArraySource, PixelFormat, Source
+from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import DataError
 from paceline.core.files import write_new
+from paceline.core.pixels import PixelFormat
 from paceline.core.results import printable_class_name
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.batch import Batch

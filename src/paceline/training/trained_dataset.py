@@ -5,9 +5,10 @@ from typing import Any, Final, Self, cast
 
 import numpy as np
 
-from paceline.core.dataset import FULL_SCALE, ArraySource, DatasetInfo, PixelType, Source
+from paceline.core.dataset import ArraySource, DatasetInfo, Source
 from paceline.core.errors import PacelineError
 from paceline.core.json_file import read_json
+from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.core.run_dir import RunDir
 from paceline.data.sources.fingerprint import get_labels
 

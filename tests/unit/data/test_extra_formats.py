@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from paceline.core.dataset import PixelFormat
 from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.data import decode as module
 from paceline.data import extra_formats
 from paceline.data.bad_images import ImageError

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.core.dataset import PixelFormat
 from paceline.core.errors import WorldError
+from paceline.core.pixels import PixelFormat
 from paceline.data.workers import SHARED_MEMORY, check_worker_limits, estimate_batch_bytes
 
 MB = 10**6

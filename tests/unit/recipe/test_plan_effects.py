@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.core.dataset import DatasetInfo, PixelFormat
+from paceline.core.dataset import DatasetInfo
+from paceline.core.pixels import PixelFormat
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.plan import Plan, worker_timeout_warning
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.core.dataset import PixelType
+from paceline.core.pixels import PixelType
 from paceline.data.augment.auto import build_rand_augment, build_trivial_augment
 from paceline.data.augment.color import BatchColorJitter
 from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, Color, to_color

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core.dataset import PixelType
+from paceline.core.pixels import PixelType
 
 _MAX_BOX_ATTEMPTS = 10
 

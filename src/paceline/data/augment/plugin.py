@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.dataset import PixelFormat
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.recipe.plugins import AUGMENT, PluginRef, describe_error
 from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.base import Section

@@ -12,8 +12,9 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from paceline.core.dataset import PixelFormat, Source
+from paceline.core.dataset import Source
 from paceline.core.errors import DataError
+from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
 from paceline.data.bad_images import BadImage
 from paceline.data.decode_array import decode_pixels, to_image

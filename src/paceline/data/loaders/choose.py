@@ -87,8 +87,7 @@ def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int
 
 
 def _count_device_bytes(source: ArraySource) -> int:
-    num_images, height, width, _ = source.images.shape
-    return num_images * height * width * source.info.pixel_format.batch_bytes
+    return source.images[..., 0].size * source.info.pixel_format.batch_bytes
 
 
 # One core is left to the main process.

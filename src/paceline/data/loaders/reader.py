@@ -9,8 +9,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from paceline.core.dataset import FULL_SCALE, ArraySource, PixelArray, PixelType, Source
+from paceline.core.dataset import ArraySource, PixelArray, Source
 from paceline.core.errors import DataError
+from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.data.augment.geometric import FusedCropFlip
 from paceline.data.bad_images import BadImage, BadImagePolicy
 from paceline.data.decode_array import decode_image

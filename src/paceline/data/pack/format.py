@@ -12,8 +12,9 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from paceline.core.dataset import MAX_CHANNELS, PixelType, Split
+from paceline.core.dataset import Split
 from paceline.core.errors import DataError
+from paceline.core.pixels import MAX_CHANNELS, PixelType
 from paceline.data.pack.shards import HEADER_BYTES
 
 # A copy in text mode changes the line end, as in PNG's signature.

@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, PixelFormat, Split
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
+from paceline.core.pixels import PixelFormat
 from paceline.data.decode import decode
 from paceline.data.files import expand_path, is_file, is_folder, printable
 from paceline.data.sources.download import download_cifar

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import DatasetInfo, Datasets, PixelFormat, Sample, Source, Split
+from paceline.core.dataset import DatasetInfo, Datasets, Sample, Source, Split
 from paceline.core.errors import DataError, suggest_similar
+from paceline.core.pixels import PixelFormat
 from paceline.data.bad_images import ImageError
 from paceline.data.files import expand_path, is_file, is_folder, printable
 from paceline.data.sources.image_files import ImageFileSource, build_files_info

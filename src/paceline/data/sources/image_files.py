@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import DatasetInfo, JoinedNames, PixelFormat, Sample, Split
+from paceline.core.dataset import DatasetInfo, JoinedNames, Sample, Split
 from paceline.core.errors import DataError
+from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
 from paceline.data.bad_images import ImageError
 from paceline.data.extra_formats import require_decoders

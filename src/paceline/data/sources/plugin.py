@@ -10,20 +10,9 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import (
-    FULL_SCALE,
-    MAX_CHANNELS,
-    ArraySource,
-    DatasetInfo,
-    Datasets,
-    PixelArray,
-    PixelFormat,
-    PixelType,
-    Sample,
-    Source,
-    Split,
-)
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, PixelArray, Sample, Source, Split
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.pixels import FULL_SCALE, MAX_CHANNELS, PixelFormat, PixelType
 from paceline.core.units import count
 from paceline.data.bad_images import ImageError
 from paceline.data.sources.image_files import build_files_info

@@ -6,8 +6,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import FULL_SCALE, ArraySource, DatasetInfo, Datasets, Source
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Source
 from paceline.core.errors import DataError
+from paceline.core.pixels import FULL_SCALE
 from paceline.core.units import count
 from paceline.data.decode_array import decode_pixels
 from paceline.data.sources.image_files import ImageFileSource

@@ -12,9 +12,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import DatasetInfo, Datasets, JoinedNames, PixelFormat, Sample, Split
+from paceline.core.dataset import DatasetInfo, Datasets, JoinedNames, Sample, Split
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_read
+from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
 from paceline.data.bad_images import ImageError
 from paceline.data.files import IMAGE_EXTENSIONS, MAX_SAMPLE_BYTES, RandomAccessFiles, expand_path, printable

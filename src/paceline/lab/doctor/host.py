@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from paceline import __version__
-from paceline.core.dataset import PixelFormat
 from paceline.core.host import INFINITY, find_limits, rank_cores
+from paceline.core.pixels import PixelFormat
 from paceline.core.process import cpu_ticks, descendants
 from paceline.core.units import count, share, size
 from paceline.data.files import printable

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, field_validator
 
-from paceline.core.dataset import MAX_CHANNELS, PixelFormat, PixelType
+from paceline.core.pixels import MAX_CHANNELS, PixelFormat, PixelType
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
 from paceline.recipe.schema.base import Auto, ByName, ImportPath, Off, PluginSection, Section
 

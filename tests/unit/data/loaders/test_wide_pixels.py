@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional
 from torchvision.transforms.v2 import functional as F
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, PixelFormat
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets
 from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.data.augment.build import build_augments, build_device_transforms
 from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.loaders.choose import choose_loader

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 
-from paceline.core.dataset import PixelFormat
+from paceline.core.pixels import PixelFormat
 from paceline.data.sources.image_files import ImageFileSource, build_files_info
 
 

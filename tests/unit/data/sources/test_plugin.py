@@ -7,8 +7,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from paceline.core.dataset import ArraySource, PixelFormat
+from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError, RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.data.bad_images import ImageError
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.builtin import load_digits
