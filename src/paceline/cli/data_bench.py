@@ -25,6 +25,7 @@ from paceline.data.files import expand_path, printable
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.pack.reader import PackSource, open_pack
 from paceline.data.sources.build import build_datasets
+from paceline.data.sources.statistics import with_measured
 from paceline.lab.dataset_stats import estimate_source_bytes
 from paceline.lab.loader_bench import (
     DECODE_CEILING,
@@ -79,9 +80,9 @@ def bench_data(options: DataBenchOptions) -> int:
     num_workers = count_workers(options.workers)
     data_request = read_source(options.src, options.overrides, own_code=options.own_code, for_model=True)
     folder = _make_out_folder(options.out) if options.out else None
-    datasets = build_datasets(
-        data_request.source, may_download=False, skip_bad=data_request.data.on_bad_image == "skip"
-    )
+    skip_bad = data_request.data.on_bad_image == "skip"
+    datasets = build_datasets(data_request.source, may_download=False, skip_bad=skip_bad)
+    datasets = with_measured(datasets, skip_bad=skip_bad)
     notes = [] if load_native() or isinstance(datasets.train, ArraySource) else [NATIVE_MISSING_MESSAGE]
     with contextlib.ExitStack() as resources:
         sources = {

@@ -63,6 +63,8 @@ def _inspection_rows(
     yield "source", request.source.name
     yield "digest", digest
     yield "channels", {1: "1 (gray)", 3: "3 (color)"}.get(info.channels, str(info.channels))
+    if info.pixels != "uint8":
+        yield "pixels", info.pixels
     for split in splits:
         yield f"{split.info.split} images", "; ".join(_content_texts(split))
     match datasets.train:
@@ -77,7 +79,8 @@ def _inspection_rows(
         yield "rarest classes", rare
     if is_imbalanced(splits[0].class_counts.tolist()) and get_labels(datasets.train) is not None:
         yield "uneven classes", "train.class_weights=balanced gives all classes the same weight in the loss"
-    yield "mean, std", f"{_join_floats(info.mean)}, {_join_floats(info.std)}"
+    if info.mean:
+        yield "mean, std", f"{_join_floats(info.mean)}, {_join_floats(info.std)}"
     for split in splits:
         for note in split.info.notes:
             yield "note", f"{split.info.split}: {note}"

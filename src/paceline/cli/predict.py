@@ -48,17 +48,13 @@ def predict(options: PredictOptions) -> int:
     if options.checkpoint == "last":
         warn_missing_final(RunDir(classifier.run), classifier.checkpoint)
     warn_uncalibrated(RunDir(classifier.run), classifier)
-    if classifier.preprocessing.channels not in (1, 3):
-        number = classifier.preprocessing.channels
-        raise RecipeError(
-            f"{options.run}: reads {number} channels, and files have 1 or 3 (use Classifier.probabilities in Python)"
-        )
     set_threads(
         classifier.recipe.parallel, world
     )  # as in evaluation: the number of threads can change the order of sums
     default = 5 if classifier.threshold is None else len(classifier.classes)
     top = min(options.top or default, len(classifier.classes))
-    paths = list_images(options.images, _open_stdin() if STDIN_NAME in options.images else ())
+    arrays = not classifier.preprocessing.pixel_format.is_photo
+    paths = list_images(options.images, _open_stdin() if STDIN_NAME in options.images else (), arrays=arrays)
     num_unread = 0
     with (
         build_printer("json" if options.as_json else options.format, classifier.checkpoint, top) as show,

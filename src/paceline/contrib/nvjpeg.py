@@ -18,13 +18,13 @@ from PIL import Image
 from torch import Tensor
 from torchvision.io import ImageReadMode
 
-from paceline.core.dataset import ArraySource, Sample, Source
+from paceline.core.dataset import ArraySource, PixelArray, Sample, Source
 from paceline.core.errors import DataError, RecipeError
 from paceline.data.augment.geometric import Augment
 from paceline.data.bad_images import BadImagePolicy
 from paceline.data.decode import EXIF_SIGNATURE, MAX_PIXELS, START_OF_SCAN, decode, read_orientation
-from paceline.data.loaders.reader import ImageReader, Indices, ReadSamples
-from paceline.data.resize import Resizer, to_uint8_tensor
+from paceline.data.loaders.reader import ImageReader, Indices, ReadSamples, to_planes
+from paceline.data.resize import Resizer, to_tensor
 from paceline.data.timing import BatchTimer
 from paceline.recipe.schema.data import Data
 
@@ -112,13 +112,13 @@ class DeviceDecodeReader(ImageReader):
         self._timer.end_read(len(content) if isinstance(content, bytes) else content.nbytes)
         return sample
 
-    def _decode_files(self, contents: Sequence[bytes | NDArray[np.uint8]], indices: Indices) -> list[Tensor]:
+    def _decode_files(self, contents: Sequence[bytes | PixelArray], indices: Indices) -> list[Tensor]:
         channels: Literal[1, 3] = 3 if self._source.info.channels == 3 else 1
         pictures: dict[int, Tensor] = {}
         files: dict[int, tuple[bytes, int]] = {}
         for position, content in enumerate(contents):
             if not isinstance(content, bytes):
-                pictures[position] = torch.from_numpy(content.transpose(2, 0, 1).copy())
+                pictures[position] = to_planes(content)
                 continue
             header = parse_jpeg_header(content)
             # The host decodes the rest: other formats, CMYK, JPEGs stored as RGB.
@@ -127,7 +127,7 @@ class DeviceDecodeReader(ImageReader):
                 files[position] = content, read_orientation(header.exif)
             else:
                 name = self._source.name_of(int(indices[position]))
-                pictures[position] = to_uint8_tensor(decode(content, channels=channels, name=name))
+                pictures[position] = to_tensor(decode(content, channels=channels, name=name))
         if files:  # all at once: nvJPEG decodes a batch
             decoded = self._decoder([file for file, _ in files.values()])
             rotated = [apply_orientation(image, exif) for image, (_, exif) in zip(decoded, files.values(), strict=True)]

@@ -7,8 +7,11 @@ from typing import Any, Final, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.pixels import PixelFormat, PixelType
+
 Split = Literal["train", "val"]
-Sample = tuple[bytes | NDArray[np.uint8], int]
+PixelArray = NDArray[np.uint8 | np.uint16 | np.float32]
+Sample = tuple[bytes | PixelArray, int]
 LABEL_SHARE: Final = 0.5
 """Share of a class in a target from which evaluation counts the class as a label of the image."""
 # For shares written with three decimals.
@@ -59,8 +62,9 @@ class DatasetInfo:
     """Metadata of one split.
 
     `image_size` is (height, width) in pixels if every image has it, else None. `mean` and `std` are per channel, of
-    pixels scaled to [0, 1]. `notes` are shown to the user once, such as a number of skipped files. With `targets`, the
-    label of a sample is not a class but the number of a row of the table.
+    pixels divided by `FULL_SCALE`; they are empty until they are measured (`data.sources.statistics`). `notes` are
+    shown to the user once, such as a number of skipped files. With `targets`, the label of a sample is not a class but
+    the number of a row of the table.
     """
 
     name: str
@@ -73,11 +77,17 @@ class DatasetInfo:
     std: tuple[float, ...]
     notes: tuple[str, ...] = field(default=())
     targets: TargetTable | None = field(default=None, repr=False)
+    pixels: PixelType = "uint8"
 
     @property
     def num_classes(self) -> int:
         """Number of classes of the training split."""
         return len(self.class_names)
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """Channels and type of the pixels."""
+        return PixelFormat(self.channels, self.pixels)
 
     def count_classes(self, labels: NDArray[np.integer]) -> NDArray[Any]:
         """Return the images per class, [num_classes], for integer `labels` [N].
@@ -123,7 +133,7 @@ class Source(Protocol):
         ...
 
     def read(self, index: int) -> Sample:
-        """Return (encoded file bytes, or uint8 pixels [H, W, C]; label). Raise `DataError` naming the sample."""
+        """Return (encoded file bytes, or pixels [H, W, C]; label). Raise `DataError` naming the sample."""
         ...
 
     def name_of(self, index: int) -> str:
@@ -133,17 +143,17 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A split in memory: uint8 `images` [N, H, W, C] of one size and int64 `labels` [N]."""
+    """A split in memory: `images` [N, H, W, C] of one size and int64 `labels` [N]."""
 
     info: DatasetInfo
-    images: NDArray[np.uint8]
+    images: PixelArray
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def read(self, index: int) -> Sample:
-        """Return (uint8 pixels [H, W, C], label)."""
+        """Return (pixels [H, W, C], label)."""
         return self.images[index], int(self.labels[index])
 
     def name_of(self, index: int) -> str:

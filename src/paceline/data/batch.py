@@ -11,7 +11,7 @@ from paceline.data.bad_images import BadImage
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's images of one step: uint8 [N, C, H, W], labels int64 [N], sample indices int64 [N].
+    """One rank's images of one step: uint8 or float32 [N, C, H, W], labels int64 [N], sample indices int64 [N].
 
     `draws`, float64 [N, D], are the random draws of the augmentation on the device. `bad` lists unreadable samples:
     training keeps the requested index of each, evaluation drops it, so N may be 0.

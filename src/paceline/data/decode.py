@@ -1,13 +1,15 @@
 """Decode image files to 8-bit pixels with Pillow, and read image headers without decoding. Torch-free.
 
-EXIF orientations 1 to 8 are applied. Alpha is dropped, not blended. Only the first frame of an animation is read.
-16-bit gray is scaled to 8 bits; Pillow alone would clip it. Color profiles are not applied.
+`data.decode_array` decodes pixels of other types. EXIF orientations 1 to 8 are applied. Alpha is dropped, not blended.
+Only the first frame of an animation is read. 16-bit gray is scaled to 8 bits; Pillow alone would clip it. Color
+profiles are not applied.
 """
 
 import re
 import struct
 import threading
 import warnings
+from collections.abc import Callable
 from io import BytesIO
 from typing import Final, Literal, NamedTuple
 
@@ -15,14 +17,15 @@ import numpy as np
 from PIL import Image
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
-from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
+from paceline.core.errors import PacelineError
 from paceline.data.bad_images import ImageError
+from paceline.data.extra_formats import open_avif, open_heif, open_jpeg_xl, read_jpeg_xl_size
 
 # Largest image that is decoded, by its header: 512 MB as RGB, which Pillow stores in four bytes per pixel. Phones make
 # up to 108 Mpx; a few kilobytes of PNG can claim thousands of Mpx.
@@ -41,26 +44,31 @@ _END_OF_IMAGE: Final = 0xD9
 # Markers without a length field: TEM and SOI.
 _MARKERS_WITHOUT_LENGTH = {0x01, 0xD8}
 EXIF_SIGNATURE: Final = b"Exif\0\0"
+NPY_SIGNATURE: Final = b"\x93NUMPY"
 
 
 class _FileFormat(NamedTuple):
     """A file signature and its Pillow plug-in, which warns only about files with `warning_marker`; None: never."""
 
+    name: str
     signature: re.Pattern[bytes]
-    plugin: type[ImageFile]
+    plugin: Callable[[BytesIO], Image.Image]
     warning_marker: bytes | None
 
 
 # The plug-ins are called directly, not through Image.open: the pixel limit is then not Pillow's process-wide one,
 # and a dataset cannot reach Pillow's forty other formats, which are less used and less tested.
 _FORMATS = (
-    _FileFormat(re.compile(rb"\xff\xd8\xff"), JpegImageFile, EXIF_SIGNATURE),
-    _FileFormat(re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),
-    _FileFormat(re.compile(rb"RIFF.{4}WEBP", re.DOTALL), WebPImageFile, None),
-    _FileFormat(re.compile(rb"BM"), BmpImageFile, None),
-    _FileFormat(re.compile(rb"GIF8[79]a"), GifImageFile, b""),
-    _FileFormat(re.compile(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), TiffImageFile, b""),
-    _FileFormat(re.compile(rb"P[1-6f]\s"), PpmImageFile, None),
+    _FileFormat("JPEG", re.compile(rb"\xff\xd8\xff"), JpegImageFile, EXIF_SIGNATURE),
+    _FileFormat("PNG", re.compile(rb"\x89PNG\r\n\x1a\n"), PngImageFile, b"acTL"),
+    _FileFormat("WebP", re.compile(rb"RIFF.{4}WEBP", re.DOTALL), WebPImageFile, None),
+    _FileFormat("BMP", re.compile(rb"BM"), BmpImageFile, None),
+    _FileFormat("GIF", re.compile(rb"GIF8[79]a"), GifImageFile, b""),
+    _FileFormat("TIFF", re.compile(rb"II\*\0|MM\0\*|II\+\0|MM\0\+"), TiffImageFile, b""),
+    _FileFormat("PPM", re.compile(rb"P[1-6f]\s"), PpmImageFile, None),
+    _FileFormat("AVIF", re.compile(rb".{4}ftyp(avi[fs]|mif1.{0,32}?avif)", re.DOTALL), open_avif, None),
+    _FileFormat("HEIC", re.compile(rb".{4}ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL), open_heif, None),
+    _FileFormat("JXL", re.compile(rb"\xff\x0a|\0\0\0\x0cJXL \r\n\x87\n"), open_jpeg_xl, None),
 )
 _WARNING_FILTER_LOCK = threading.Lock()
 _TRANSPOSE_BY_ORIENTATION = {
@@ -83,10 +91,10 @@ class ImageHeader(NamedTuple):
 
 
 def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
-    """Decode a JPEG, PNG, WebP, BMP, GIF, TIFF, PPM or PGM file upright, to mode `L` for 1 channel or `RGB` for 3.
+    """Decode a file of one of `_FORMATS` upright, to mode `L` for 1 channel or `RGB` for 3.
 
     Raise `ImageError`, with `name`, if the file is empty, broken, of another format, larger than `MAX_PIXELS`, or has
-    32-bit samples.
+    32-bit samples, and `RecipeError` if a package is missing.
     """
     if not data:
         raise ImageError(name, "is empty (0 bytes)", "remove it or replace it")
@@ -95,8 +103,10 @@ def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
         transpose = _TRANSPOSE_BY_ORIENTATION.get(read_orientation(file.info.get("exif", b"")))
         image = _convert_mode(file, "L" if channels == 1 else "RGB")
         return image if transpose is None else image.transpose(transpose)
+    except PacelineError:
+        raise
     except Exception as error:  # a broken file makes Pillow raise nearly anything, SyntaxError included
-        raise _build_image_error(name, error) from error
+        raise build_image_error(name, error) from error
 
 
 def read_image_header(data: bytes, *, name: str) -> ImageHeader:
@@ -104,31 +114,34 @@ def read_image_header(data: bytes, *, name: str) -> ImageHeader:
     try:
         with _WARNING_FILTER_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            file = _check_header(_detect_format(data).plugin(BytesIO(data)))
+            file = _open(_detect_format(data), data)
         is_on_its_side = read_orientation(file.info.get("exif", b"")) >= 5
         width, height = reversed(file.size) if is_on_its_side else file.size
         form = f"{file.format}{', progressive' if file.info.get('progressive') else ''}"
         return ImageHeader(form, height, width)
+    except PacelineError:
+        raise
     except Exception as error:  # as in `decode`
-        raise _build_image_error(name, error) from error
+        raise build_image_error(name, error) from error
 
 
-def _build_image_error(name: str, error: Exception) -> ImageError:
+def build_image_error(name: str, error: Exception) -> ImageError:
+    """Build the error for an image `name` that cannot be decoded."""
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it")
 
 
-def _load_pixels(data: bytes) -> ImageFile:
+def _load_pixels(data: bytes) -> Image.Image:
     kind = _detect_format(data)
     if kind.plugin is JpegImageFile and _has_more_scans(data, MAX_SCANS):
         raise ValueError(f"it has more than {MAX_SCANS} scans")
     if kind.warning_marker is None or kind.warning_marker not in data:
-        image = _check_header(kind.plugin(BytesIO(data)))
+        image = _open(kind, data)
     else:
         # Ignore warnings about metadata that is not used. Warning filters are process-wide: one thread at a time.
         with _WARNING_FILTER_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            image = _check_header(kind.plugin(BytesIO(data)))
+            image = _open(kind, data)
             if kind.plugin is not JpegImageFile:  # which warns only about the header, so it decodes without the lock
                 image.load()
     image.load()
@@ -154,21 +167,37 @@ def _has_more_scans(data: bytes, limit: int) -> bool:
 def _detect_format(data: bytes) -> _FileFormat:
     kind = next((kind for kind in _FORMATS if kind.signature.match(data)), None)
     if kind is None:
-        raise ValueError(f"it is not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM file (it starts with {data[:12]!r})")
+        names = f"{', '.join(each.name for each in _FORMATS[:-1])} or {_FORMATS[-1].name}"
+        raise ValueError(f"it is not a {names} file (it starts with {data[:12]!r})")
     return kind
 
 
-def _check_header(image: ImageFile) -> ImageFile:
-    width, height = image.size
+def detect_format_name(data: bytes) -> str:
+    """Return the name of a file's format, such as `PNG`. Raise `ValueError` for one that is not read."""
+    return _detect_format(data).name
+
+
+def _open(kind: _FileFormat, data: bytes) -> Image.Image:
+    if kind.plugin is open_jpeg_xl:  # which decodes at once
+        check_size(*read_jpeg_xl_size(data))
+    return _check_header(kind.plugin(BytesIO(data)))
+
+
+def check_size(width: int, height: int) -> None:
+    """Raise `ValueError` for an image of more than `MAX_PIXELS`."""
     if width * height > MAX_PIXELS:
         raise ValueError(f"its header says {width}x{height}, more than {MAX_PIXELS:,} pixels")
+
+
+def _check_header(image: Image.Image) -> Image.Image:
+    check_size(*image.size)
     if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
         kind = "float" if image.mode == "F" else "integer"
         raise ValueError(f"it has 32-bit {kind} samples, whose range is not known (save it with 8 or 16 bits)")
     return image
 
 
-def _convert_mode(image: ImageFile, mode: Literal["L", "RGB"]) -> Image.Image:
+def _convert_mode(image: Image.Image, mode: Literal["L", "RGB"]) -> Image.Image:
     if image.mode.startswith("I"):
         gray = _scale_16_bit(image)
         return gray if mode == "L" else gray.convert(mode)

@@ -12,7 +12,11 @@ from typing import IO, Final
 
 # Browsers and Windows also use the last three.
 JPEG_EXTENSIONS: Final = frozenset({"jpg", "jpeg", "jpe", "jfif", "jfi"})
-IMAGE_EXTENSIONS: Final = JPEG_EXTENSIONS | {"png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm"}
+IMAGE_EXTENSIONS: Final = JPEG_EXTENSIONS | {
+    *("png", "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "heic", "heif", "avif", "jxl")
+}
+# Beside 8-bit images, such files are often masks or embeddings.
+_ARRAY_EXTENSION: Final = "npy"
 # Larger samples are treated as damage.
 MAX_SAMPLE_BYTES = 2**30
 _MAX_EXTENSIONS_SHOWN: Final = 5
@@ -47,10 +51,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def has_image_extension(name: str) -> bool:
-    """Return whether `name` has a stem and an extension that `decode` reads."""
+def has_image_extension(name: str, *, arrays: bool = False) -> bool:
+    """Return whether `name` has a stem and an extension of images; with `arrays`, .npy is one."""
     stem, dot, extension = name.rpartition(".")
-    return bool(stem and dot) and extension.lower() in IMAGE_EXTENSIONS
+    extension = extension.lower()
+    return bool(stem and dot) and (extension in IMAGE_EXTENSIONS or (arrays and extension == _ARRAY_EXTENSION))
 
 
 def summarize_extensions(names: Iterable[str]) -> str:

@@ -32,7 +32,7 @@ class CropRegions(NamedTuple):
 
 
 class Resizer(Protocol):
-    """Resize a PIL image, or uint8 [C, H, W], to uint8 [C, size, size], `size` in pixels."""
+    """Resize a PIL image, or uint8 or float32 [C, H, W], to [C, size, size] of the same type, `size` in pixels."""
 
     @property
     def num_draws(self) -> int:
@@ -45,7 +45,7 @@ class Resizer(Protocol):
         ...
 
     def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
-        """Return uint8 [C, size, size]; `draws` is float64 [num_draws]."""
+        """Return [C, size, size]; `draws` is float64 [num_draws]."""
         ...
 
     # For the native extension, which crops and resizes in one pass.
@@ -62,8 +62,8 @@ class StretchResizer:
     interpolation: InterpolationMode = InterpolationMode.BILINEAR
 
     def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
-        """Return uint8 [C, size, size]."""
-        return to_uint8_tensor(F.resize(image, [size, size], self.interpolation, antialias=True))
+        """Return [C, size, size]."""
+        return to_tensor(F.resize(image, [size, size], self.interpolation, antialias=True))
 
     def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
         """Return the whole of each image."""
@@ -79,10 +79,10 @@ class CenterCropResizer:
     interpolation: InterpolationMode = InterpolationMode.BILINEAR
 
     def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
-        """Return uint8 [C, size, size]."""
+        """Return [C, size, size]."""
         side = round(size / self.share)
         resized = F.resize(_limit_aspect_ratio(image), [side], self.interpolation, antialias=True)
-        return to_uint8_tensor(F.center_crop(resized, [size, size]))
+        return to_tensor(F.center_crop(resized, [size, size]))
 
     def compute_regions(self, sizes: NDArray[np.int64], draws: NDArray[np.float64], size: int) -> CropRegions:
         """Return the center of each image, in fractional pixels."""
@@ -110,11 +110,11 @@ class RandomCropResizer:
     interpolation: InterpolationMode = InterpolationMode.BILINEAR
 
     def __call__(self, image: ImageOrTensor, draws: NDArray[np.float64], size: int) -> Tensor:
-        """Return uint8 [C, size, size]."""
+        """Return [C, size, size]."""
         height, width = F.get_size(image)
         top, left, box_height, box_width = self.choose_box(height, width, draws)
         box, mode = (top, left, box_height, box_width), self.interpolation
-        return to_uint8_tensor(F.resized_crop(image, *box, [size, size], mode, antialias=True))
+        return to_tensor(F.resized_crop(image, *box, [size, size], mode, antialias=True))
 
     def choose_box(self, height: int, width: int, draws: NDArray[np.float64]) -> tuple[int, int, int, int]:
         """Return the box that `draws` select: (top, left, height, width) in pixels."""
@@ -162,7 +162,7 @@ def _limit_aspect_ratio(image: ImageOrTensor) -> ImageOrTensor:
     return middle
 
 
-def to_uint8_tensor(image: ImageOrTensor) -> Tensor:
+def to_tensor(image: ImageOrTensor) -> Tensor:
     """Return uint8 [C, H, W] of a PIL image in mode L or RGB, or the tensor unchanged."""
     return image if isinstance(image, torch.Tensor) else F.pil_to_tensor(image)
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.data.batch import Batch
 
 # The most recent copies are timed individually, with two events each; the oldest pair is reused.
@@ -99,7 +100,7 @@ class DeviceCopy:
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the device: uint8 images [N, C, H, W], int64 labels [N], float64 draws [N, D] (D may be 0)."""
+    """A batch on the device: images [N, C, H, W] as in `Batch`, int64 labels [N], float64 draws [N, D] (D may be 0)."""
 
     images: Tensor
     labels: Tensor
@@ -107,9 +108,10 @@ class DeviceBatch(NamedTuple):
 
 
 class DeviceTransfer:
-    """Copy batches to `device` as uint8, and normalize them there to `dtype`.
+    """Copy batches to `device` as they are, and normalize them there to `dtype`.
 
-    `mean` and `std` are per channel, of pixels in [0, 1].
+    `mean` and `std` are per channel, of `pixels` divided by `FULL_SCALE`: batches of uint8 hold pixels, those of wider
+    types are float32 and divided already.
     """
 
     def __init__(
@@ -120,9 +122,11 @@ class DeviceTransfer:
         std: tuple[float, ...],
         memory_format: torch.memory_format,
         *,
+        pixels: PixelType = "uint8",
         timed: bool = False,
     ) -> None:
         self.mean = mean
+        self.pixels = pixels
         self.device = device
         self._copy = DeviceCopy(device, timed=timed)
         self._dtype = dtype
@@ -130,13 +134,19 @@ class DeviceTransfer:
         shape = (1, len(mean), 1, 1)
         # 16-bit types are computed in float32 and rounded once.
         self._compute_dtype = torch.promote_types(dtype, torch.float32)
-        self._mean = torch.tensor(mean, device=device, dtype=self._compute_dtype).mul_(255).view(shape)
-        self._scale = torch.tensor(std, device=device, dtype=self._compute_dtype).mul_(255).reciprocal_().view(shape)
+        scale = FULL_SCALE[pixels] if pixels == "uint8" else 1
+        self._mean = torch.tensor(mean, device=device, dtype=self._compute_dtype).mul_(scale).view(shape)
+        self._scale = torch.tensor(std, device=device, dtype=self._compute_dtype).mul_(scale).reciprocal_().view(shape)
 
     def __call__(self, batch: Batch) -> DeviceBatch:
         """Copy a batch, without waiting if its memory is page-locked."""
         # As uint8: a quarter of the bytes of float32.
         return DeviceBatch(*self._copy.send((batch.images, batch.labels, batch.draws)))
+
+    @property
+    def pixel_dtype(self) -> torch.dtype:
+        """The type of batches before they are normalized."""
+        return torch.uint8 if self.pixels == "uint8" else torch.float32
 
     def stats(self, skip: int) -> TransferStats:
         """Return the totals; timing leaves out the first `skip` batches."""
@@ -148,6 +158,7 @@ class DeviceTransfer:
         return replace(batch, images=images, labels=labels, draws=draws)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Return `dtype` [N, C, H, W]: (pixels / 255 - mean) / std per channel, in the model's memory format."""
-        floats = images.to(self._compute_dtype, memory_format=self._memory_format)
+        """Return `dtype` [N, C, H, W]: (scaled pixels - mean) / std per channel, in the model's memory format."""
+        # A copy: float32 images, which `to` would return unchanged, are normalized in place.
+        floats = images.to(self._compute_dtype, memory_format=self._memory_format, copy=True)
         return floats.sub_(self._mean).mul_(self._scale).to(self._dtype)

@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import Datasets, Sample, Source, Split
+from paceline.core.dataset import Datasets, PixelArray, Sample, Source, Split
 from paceline.core.errors import DataError
 from paceline.core.process import die_with_parent
 from paceline.core.units import Duration
 from paceline.data.bad_images import BadImage
-from paceline.data.decode import decode
+from paceline.data.decode_array import decode_pixels
 from paceline.data.workers import WorkerProgress
 
 _MAX_EXAMPLES: Final = 5
@@ -59,7 +59,7 @@ class SampleDigests:
         shared = mmap.mmap(-1, max(1, num) * (_DIGEST_BYTES + 8))
         self._rows: NDArray[np.uint64] = np.frombuffer(shared, dtype=np.uint64).reshape(-1, 3)[:num]
 
-    def add(self, number: int, content: bytes | NDArray[np.uint8], label: int) -> None:
+    def add(self, number: int, content: bytes | PixelArray, label: int) -> None:
         """Store the digest and label of sample `number`."""
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         if isinstance(content, bytes):
@@ -159,8 +159,7 @@ def find_read_error(source: Source, index: int) -> str:
 
 def _read_and_decode(source: Source, index: int) -> Sample:
     content, label = source.read(index)
-    if isinstance(content, bytes):
-        decode(content, channels=3 if source.info.channels == 3 else 1, name=source.name_of(index))
+    decode_pixels(content, source.info.pixel_format, name=source.name_of(index))
     return content, label
 
 

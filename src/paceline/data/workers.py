@@ -20,6 +20,7 @@ import numpy as np
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import WatchError, WorldError
+from paceline.core.pixels import PixelFormat
 from paceline.core.process import die_with_parent
 from paceline.core.units import Duration, count
 
@@ -299,10 +300,10 @@ class WorkerSupervisor:
         return f"in {self._describe_batch(position.batch)}{sample}"
 
 
-def estimate_batch_bytes(num_images: int, channels: int, size: int) -> int:
-    """Return the shared memory in bytes of a batch of uint8 images, `size` pixels squared, with labels and draws."""
+def estimate_batch_bytes(num_images: int, form: PixelFormat, size: int) -> int:
+    """Return the shared memory in bytes of a batch of images, `size` pixels squared, with labels and draws."""
     # 64 bytes per image: its label and up to seven draws. Each tensor is a file of whole pages.
-    return num_images * channels * size * size + num_images * 64 + _TENSORS_PER_BATCH * _PAGE_BYTES
+    return num_images * form.batch_bytes * size * size + num_images * 64 + _TENSORS_PER_BATCH * _PAGE_BYTES
 
 
 def check_worker_limits(workers: int, prefetch: int, batch_bytes: int, local_ranks: int) -> None:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat, PixelType
 from paceline.core.run_dir import RunDir
-from paceline.data.decode import decode
-from paceline.data.resize import Resizer, StretchResizer, build_eval_resizer, to_uint8_tensor
+from paceline.data.decode_array import decode_image
+from paceline.data.loaders.reader import to_planes
+from paceline.data.resize import Resizer, StretchResizer, build_eval_resizer, to_tensor
 from paceline.data.transfer import DeviceTransfer
 from paceline.models.validate import choose_memory_format
 from paceline.recipe.consent import require_consent
@@ -36,9 +38,10 @@ class Preprocessing:
     """The preprocessing from an image to the model's input, as in evaluation.
 
     Scale the short side to `resize` pixels and crop the center to `image_size` pixels squared; without `resize`,
-    stretch the whole image. `channels` is 3 for RGB and 1 for grayscale. `mean` and `std` are per channel, of pixels /
-    255. `interpolation`, bilinear or bicubic, is antialiased: Pillow's, or torch's with `is_pixels`, for datasets of
-    pixel arrays of one size.
+    stretch the whole image. `channels` is 3 for RGB and 1 for grayscale. `mean` and `std` are per channel, of `pixels`
+    divided by 255 (uint8), 65,535 (uint16) or 1 (float32). `interpolation`, bilinear or bicubic, is antialiased:
+    Pillow's, or torch's with `is_pixels`, for datasets of pixel arrays of one size, and for pixels that are not 8-bit
+    gray or RGB.
     """
 
     image_size: int
@@ -48,6 +51,17 @@ class Preprocessing:
     std: tuple[float, ...]
     is_pixels: bool = False
     interpolation: str = "bilinear"
+    pixels: PixelType = "uint8"
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """Channels and type of the pixels of image files."""
+        return PixelFormat(self.channels, self.pixels)
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """The type of images before they are normalized: uint8, or float32 of wider pixels, divided already."""
+        return torch.float32 if self.pixel_format.is_wide else torch.uint8
 
 
 @dataclass(frozen=True)
@@ -91,17 +105,19 @@ class Classifier:
         return self.place.device
 
     def image(self, data: bytes, name: str) -> Tensor:
-        """Return the image in a file's bytes, uint8 [channels, image_size, image_size], on the CPU.
+        """Return the image in a file's bytes, uint8 or float32 [channels, image_size, image_size], on the CPU.
 
         Decode the same formats as training (`data.decode`). Raise `ImageError`, which calls the file `name`.
         """
         preprocessing = self.preprocessing
-        decoded = decode(data, channels=3 if preprocessing.channels == 3 else 1, name=name)
-        image = to_uint8_tensor(decoded) if preprocessing.is_pixels else decoded
+        decoded = decode_image(data, preprocessing.pixel_format, name=name)
+        if isinstance(decoded, np.ndarray):
+            return self.sizing(to_planes(decoded), _NO_RANDOM_NUMBERS, preprocessing.image_size)
+        image = to_tensor(decoded) if preprocessing.is_pixels else decoded
         return self.sizing(image, _NO_RANDOM_NUMBERS, preprocessing.image_size)
 
     def log_probabilities(self, images: Tensor) -> Tensor:
-        """Return float64 [N, classes] on the model's device for uint8 images [N, C, H, W] on any device."""
+        """Return float64 [N, classes] on the model's device for images [N, C, H, W] on any device."""
         with torch.inference_mode():
             normalized = self.place.normalize(images.to(self.device, non_blocking=True))
             with self.precision.autocast():
@@ -111,7 +127,7 @@ class Classifier:
             return logits.log_softmax(dim=1) if self.threshold is None else nn.functional.logsigmoid(logits)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return float32 [N, classes] on the model's device for uint8 images [N, C, H, W].
+        """Return float32 [N, classes] on the model's device for images [N, C, H, W].
 
         Each row sums to 1, unless there is a `threshold`.
         """
@@ -149,7 +165,9 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
         checkpoint=path,
         recipe=recipe,
         sizing=_build_sizing(recipe.data, facts),
-        place=DeviceTransfer(target, precision.dtype, preprocessing.mean, preprocessing.std, layout),
+        place=DeviceTransfer(
+            target, precision.dtype, preprocessing.mean, preprocessing.std, layout, pixels=preprocessing.pixels
+        ),
         precision=precision,
         views=EVAL_VIEWS[recipe.data.eval_views],
         own_code=own_code,
@@ -229,4 +247,5 @@ def _build_preprocessing(data: Data, facts: TrainedDataset) -> Preprocessing:
         std=std,
         is_pixels=facts.is_pixels,
         interpolation=data.interpolation,
+        pixels=info.pixels,
     )

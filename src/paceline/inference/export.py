@@ -45,7 +45,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class ParityImages:
-    """At least one image to compare on, uint8 [n, c, h, w], and a description of the images."""
+    """At least one image to compare on, [n, c, h, w] as in a batch, and a description of the images."""
 
     images: Tensor
     description: str
@@ -217,6 +217,8 @@ def load_parity_images(classifier: Classifier) -> ParityImages:
         preprocessing = classifier.preprocessing
         shape = (NUM_PARITY_IMAGES, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
         noise = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(_SEED))
+        if preprocessing.pixel_format.is_wide:
+            noise = noise / 255
         return ParityImages(noise, f"noise images, as there are no validation images: {' '.join(str(error).split())}")
     return ParityImages(images, "validation images")
 
@@ -262,7 +264,12 @@ def _reference_logits(classifier: Classifier, images: Tensor) -> Tensor:
     model = copy.deepcopy(classifier.model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
     preprocessing = classifier.preprocessing
     transfer = DeviceTransfer(
-        torch.device("cpu"), torch.float32, preprocessing.mean, preprocessing.std, torch.contiguous_format
+        torch.device("cpu"),
+        torch.float32,
+        preprocessing.mean,
+        preprocessing.std,
+        torch.contiguous_format,
+        pixels=preprocessing.pixels,
     )
     with torch.inference_mode():
         logits: Tensor = model(transfer.normalize(images))

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_new
+from paceline.core.pixels import FULL_SCALE
 from paceline.core.results import printable_class_name
 from paceline.inference.classifier import Classifier, Preprocessing
 from paceline.models.build import build_model
@@ -52,15 +53,16 @@ class ExportModel:
     """The model to export: from its single input `images` to logits, float32 [n, classes].
 
     `images` are normalized, float32 [n, c, h, w], or with `with_preprocessing` pixels as an image library returns them,
-    uint8 [n, h, w, c]. `module` is a copy in float32 on the CPU, in eval mode. With `is_calibrated` it divides the
-    logits by the classifier's temperature, if it has one.
+    uint8 [n, h, w, c], or for wider pixels float32, divided by their full scale. `module` is a copy in float32 on the
+    CPU, in eval mode. With `is_calibrated` it divides the logits by the classifier's temperature, if it has one.
     """
 
     def __init__(self, classifier: Classifier, *, with_preprocessing: bool, is_calibrated: bool = True) -> None:
         self.classifier = classifier
         self.temperature = (is_calibrated and classifier.temperature) or 1.0
         self.has_preprocessing = with_preprocessing
-        self.layout = "uint8 NHWC" if with_preprocessing else "float32 NCHW"
+        is_wide = classifier.preprocessing.pixel_format.is_wide
+        self.layout = f"{'float32' if is_wide else 'uint8'} NHWC" if with_preprocessing else "float32 NCHW"
         # An exported file computes in float32 and runs anywhere, whatever the precision and device of the run.
         portable = copy.deepcopy(classifier.model).to("cpu", torch.float32).to(memory_format=torch.contiguous_format)
         self._pixels = _PixelNormalization(classifier.preprocessing, is_last=with_preprocessing)
@@ -71,13 +73,15 @@ class ExportModel:
     @property
     def input_description(self) -> str:
         """Describe `images` in a sentence."""
-        channels, size = self.classifier.preprocessing.channels, self.classifier.preprocessing.image_size
+        preprocessing = self.classifier.preprocessing
+        channels, size, divided = preprocessing.channels, preprocessing.image_size, divide_pixels(preprocessing)
         if self.has_preprocessing:
-            return f"uint8 [batch, {size}, {size}, {channels}], pixels 0 to 255"
-        return f"float32 [batch, {channels}, {size}, {size}], (pixel / 255 - mean) / std"
+            kind, values = ("float32", divided) if preprocessing.pixel_format.is_wide else ("uint8", "pixels 0 to 255")
+            return f"{kind} [batch, {size}, {size}, {channels}], {values}"
+        return f"float32 [batch, {channels}, {size}, {size}], ({divided} - mean) / std"
 
     def prepare_inputs(self, images: Tensor) -> Tensor:
-        """Return the module's input for uint8 images [n, c, h, w]."""
+        """Return the module's input for images [n, c, h, w] as in a batch."""
         if self.has_preprocessing:
             return images.permute(0, 2, 3, 1).contiguous()
         normalized: Tensor = self._pixels(images)
@@ -106,6 +110,7 @@ class ExportModel:
                 "resize": preprocessing.resize,
                 "interpolation": f"{preprocessing.interpolation}, antialiased",
                 "channels": preprocessing.channels,
+                "pixels": preprocessing.pixels,
                 "mean": list(preprocessing.mean),
                 "std": list(preprocessing.std),
                 "input": self.layout,
@@ -124,9 +129,10 @@ class ExportModel:
 
         Raise `PacelineError` if it cannot be traced.
         """
-        channels, size = self.classifier.preprocessing.channels, self.classifier.preprocessing.image_size
+        preprocessing = self.classifier.preprocessing
+        channels, size = preprocessing.channels, preprocessing.image_size
         # Two images: with one, torch.export would specialize the batch size to 1.
-        black = self.prepare_inputs(torch.zeros(2, channels, size, size, dtype=torch.uint8))
+        black = self.prepare_inputs(torch.zeros(2, channels, size, size, dtype=preprocessing.input_dtype))
         try:
             batch = torch.export.Dim("batch", min=1)
             program = torch.export.export(self.module, (black,), dynamic_shapes={"images": {0: batch}})
@@ -141,8 +147,13 @@ class ExportModel:
         return program
 
 
+def divide_pixels(preprocessing: Preprocessing) -> str:
+    """Return the formula of pixels in the scale of mean and std: `pixel / 255`."""
+    return "pixel" if preprocessing.pixels == "float32" else f"pixel / {FULL_SCALE[preprocessing.pixels]}"
+
+
 class _PixelNormalization(nn.Module):
-    """Normalize uint8 images [n, c, h, w], or [n, h, w, c] with `is_last`, to float32 [n, c, h, w]."""
+    """Normalize images [n, c, h, w], or [n, h, w, c] with `is_last`, to float32 [n, c, h, w]."""
 
     mean: Tensor
     scale: Tensor
@@ -151,8 +162,9 @@ class _PixelNormalization(nn.Module):
         super().__init__()
         self._is_last = is_last
         shape = (1, preprocessing.channels, 1, 1)
-        mean = torch.tensor(preprocessing.mean, dtype=torch.float32).mul_(255).view(shape)
-        scale = torch.tensor(preprocessing.std, dtype=torch.float32).mul_(255).reciprocal_().view(shape)
+        full = 1 if preprocessing.pixel_format.is_wide else 255
+        mean = torch.tensor(preprocessing.mean, dtype=torch.float32).mul_(full).view(shape)
+        scale = torch.tensor(preprocessing.std, dtype=torch.float32).mul_(full).reciprocal_().view(shape)
         self.register_buffer("mean", mean, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
 

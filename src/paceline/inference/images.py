@@ -22,22 +22,24 @@ class UnreadableImage:
     reason: str
 
 
-def list_images(names: Iterable[str], lines: Iterable[bytes]) -> Iterator[Path | UnreadableImage]:
+def list_images(
+    names: Iterable[str], lines: Iterable[bytes], *, arrays: bool = False
+) -> Iterator[Path | UnreadableImage]:
     """Yield the images that `names` name, in order; `-` stands for the paths in `lines`, one per line.
 
     Of a folder, yield the files at any depth named like an image (.jpg, .png, ...), sorted by name, without hidden
-    files. A file named directly may have any name.
+    files; with `arrays`, .npy files too. A file named directly may have any name.
     """
     for name in names:
         if name == STDIN_NAME:
             paths = (os.fsdecode(line.rstrip(b"\r\n")) for line in lines)
             for path in filter(None, paths):
-                yield from _expand_name(path)
+                yield from _expand_name(path, arrays)
         else:
-            yield from _expand_name(name)
+            yield from _expand_name(name, arrays)
 
 
-def _expand_name(name: str) -> Iterator[Path | UnreadableImage]:
+def _expand_name(name: str, arrays: bool) -> Iterator[Path | UnreadableImage]:
     path = expand_path(name)
     if is_url(name) and not os.path.lexists(path):
         yield UnreadableImage(public_url(name), "URLs are not supported; download it, and name the file")
@@ -45,7 +47,7 @@ def _expand_name(name: str) -> Iterator[Path | UnreadableImage]:
     if not is_folder(path):
         yield path
         return
-    images = _walk_folder(path, ())
+    images = _walk_folder(path, arrays, ())
     first = next(images, None)
     if first is None:
         yield UnreadableImage(path, "has no image files (.jpg, .png, ...); name another folder")
@@ -54,7 +56,7 @@ def _expand_name(name: str) -> Iterator[Path | UnreadableImage]:
     yield from images
 
 
-def _walk_folder(folder: Path, above: tuple[_FolderId, ...]) -> Iterator[Path | UnreadableImage]:
+def _walk_folder(folder: Path, arrays: bool, above: tuple[_FolderId, ...]) -> Iterator[Path | UnreadableImage]:
     try:
         identity, entries = _list_folder(folder, above)
     except (DataError, OSError) as error:
@@ -62,7 +64,7 @@ def _walk_folder(folder: Path, above: tuple[_FolderId, ...]) -> Iterator[Path | 
         yield UnreadableImage(folder, f"cannot be listed: {reason}; make it readable or leave it out")
         return
     for entry in entries:
-        if has_image_extension(entry.name):
+        if has_image_extension(entry.name, arrays=arrays):
             fault = find_fault(entry)
             yield (
                 UnreadableImage(Path(entry.path), f"cannot be read: {fault}; remove it or replace it")
@@ -70,7 +72,7 @@ def _walk_folder(folder: Path, above: tuple[_FolderId, ...]) -> Iterator[Path | 
                 else Path(entry.path)
             )
         elif is_folder(Path(entry.path)):
-            yield from _walk_folder(Path(entry.path), (*above, identity))
+            yield from _walk_folder(Path(entry.path), arrays, (*above, identity))
 
 
 def _list_folder(folder: Path, above: tuple[_FolderId, ...]) -> tuple[_FolderId, list[os.DirEntry[str]]]:

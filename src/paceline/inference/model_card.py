@@ -23,6 +23,7 @@ from paceline.core.templates import text_environment
 from paceline.core.units import accuracy, count, number, seconds
 from paceline.data.files import printable
 from paceline.inference.classifier import Classifier, Preprocessing
+from paceline.inference.formats import divide_pixels
 
 # An interval between telemetry samples that exceeds the median by this factor is downtime.
 _GAP_FACTOR = 5
@@ -244,7 +245,9 @@ def _card_header(classifier: Classifier, evaluation: CheckpointEval | None, name
 
 def _describe_preprocessing(preprocessing: Preprocessing) -> str:
     size = preprocessing.image_size
-    color = "RGB" if preprocessing.channels == 3 else "grayscale"
+    names = {1: "grayscale", 3: "RGB"}
+    form = preprocessing.pixel_format
+    color = names[form.channels] if form.is_photo else f"{count(form.channels, 'channel')} of {form.pixels}"
     how = (
         f"the whole image, resized to {size} x {size} pixels"
         if preprocessing.resize is None
@@ -252,7 +255,7 @@ def _describe_preprocessing(preprocessing: Preprocessing) -> str:
     )
     mean, std = (", ".join(f"{each:.4g}" for each in values) for values in (preprocessing.mean, preprocessing.std))
     how = f"{how}, {preprocessing.interpolation} with antialiasing"
-    return f"{color}, {how}; mean {mean} and std {std} of pixels / 255."
+    return f"{color}, {how}; mean {mean} and std {std} of {divide_pixels(preprocessing)}."
 
 
 def _describe_training(record: CheckpointRecord, result: RunResult, *, is_whole_run: bool) -> str:

@@ -33,7 +33,7 @@ _NAN_LOGITS = "its logits are NaN; use another --checkpoint"
 
 @dataclass(frozen=True)
 class InputImage:
-    """An image of the model's input size, uint8 [C, H, W], and the path of its file."""
+    """An image of the model's input size, [C, H, W], and the path of its file."""
 
     path: Path
     pixels: Tensor

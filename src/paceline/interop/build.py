@@ -15,6 +15,7 @@ from paceline.core.dataset import Split
 from paceline.core.errors import RecipeError
 from paceline.data.augment.build import DeviceTransforms, place_targets
 from paceline.data.loaders.build import Loader
+from paceline.data.sources.statistics import with_measured
 from paceline.data.transfer import DeviceTransfer
 from paceline.interop.data_loaders import (
     Dataset,
@@ -88,6 +89,8 @@ def loaders(
     with ExitStack() as on_error:
         resources = on_error.enter_context(ExitStack())
         data_recipe, datasets = external_rank.run_node_main_first(partial(read_run_data, data_recipe, resources))
+        # Each rank measures the same: these ranks need not have a store.
+        datasets = with_measured(datasets, skip_bad=data_recipe.data.on_bad_image == "skip")
         context = RunContext.derive(data_recipe, external_rank.world, target, datasets, resources)
         # Equal numbers of batches, so that collectives in the user's loop do not hang.
         eval_batch = even_batch(context.plan.val_images, context.plan.eval_batch, external_rank.world.world_size)
@@ -151,6 +154,10 @@ def _build_transfer(context: RunContext, dtype: torch.dtype) -> DeviceTransfer:
     if not (dtype.is_floating_point or dtype == torch.uint8):
         raise RecipeError(
             f"dtype: {dtype} is not a dtype of images (give torch.float32, another float, or torch.uint8)"
+        )
+    if dtype == torch.uint8 and context.datasets.train.info.pixel_format.is_wide:
+        raise RecipeError(
+            f"dtype: torch.uint8 cannot hold {context.datasets.train.info.pixels} pixels (give torch.float32)"
         )
     return context.create_transfer(dtype)
 

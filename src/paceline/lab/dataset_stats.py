@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
 from paceline.core.errors import DataError
-from paceline.data.decode import read_image_header
+from paceline.data.decode_array import read_header
 from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.fingerprint import get_labels
@@ -229,7 +229,7 @@ def _scan_headers(source: Source, indices: NDArray[np.int64], progress: Callable
             scan.labels.append(label)
             if isinstance(content, bytes):
                 scan.num_bytes += len(content)
-                header = read_image_header(content, name=source.name_of(index))
+                header = read_header(content, source.info.pixel_format, name=source.name_of(index))
                 scan.formats[header.format] += 1
                 scan.sizes.append((header.height, header.width))
             else:

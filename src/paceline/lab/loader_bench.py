@@ -202,15 +202,15 @@ class DecodeCeiling(BenchCase):
 class CopyCeiling(BenchCase):
     """Copy pixels of finished images between buffers on one core, as the cheapest loader would."""
 
-    channels: int
+    pixel_bytes: int
 
     def measure(self, window: MeasurementWindow, cache: CacheState) -> LoaderMeasurement:
         """Measure it in this process."""
         counted = count_images(self._iter_batch_sizes(window), window.seconds, 2)
-        return replace(counted, bytes_read=counted.images * self.channels * window.image_size**2)
+        return replace(counted, bytes_read=counted.images * self.pixel_bytes * window.image_size**2)
 
     def _iter_batch_sizes(self, window: MeasurementWindow) -> Iterator[int]:
-        batch_bytes = window.batch_size * self.channels * window.image_size**2
+        batch_bytes = window.batch_size * self.pixel_bytes * window.image_size**2
         batches = max(2, _COPIED_BYTES // batch_bytes)
         images = np.zeros((batches, batch_bytes), dtype=np.uint8)
         images[:] = 1  # map every page
@@ -414,7 +414,7 @@ def build_bench_plan(
     for source in sources.values():
         if core is not None and isinstance(source, PackSource):
             cases += [DecodeCeiling(name, workers, stage, source, data, core) for name, stage in _DECODE_STAGES.items()]
-    cases.append(CopyCeiling("ceiling: memcpy", 1, first.info.channels))
+    cases.append(CopyCeiling("ceiling: memcpy", 1, first.info.pixel_format.batch_bytes))
     files = {kind: tuple(list_source_files(source)) for kind, source in sources.items()}
     return LoaderBenchPlan(window, tuple(cases), tuple(left_out), sources, files)
 

@@ -13,6 +13,9 @@ from typing import Any, Final
 
 PROC: Final = Path("/proc")
 
+# Packages of the extra `images`; the pixels that they decode may depend on their version.
+_IMAGE_PACKAGES = ("imagecodecs", "pillow-heif", "tifffile")
+
 
 def describe_machine(proc: Path = PROC) -> dict[str, Any]:
     """Return versions, the CPU and what this process may use of it, and the GPUs that torch sees.
@@ -33,6 +36,8 @@ def describe_machine(proc: Path = PROC) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "torchvision": _version("torchvision"),
         "numpy": _version("numpy"),
+        "pillow": _version("pillow"),
+        **{name: found for name in _IMAGE_PACKAGES if (found := _version(name))},
         "cpu": _find_in_file(r"^model name\s*:\s*(.+)$", proc / "cpuinfo") or platform.machine(),
         "logical_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),

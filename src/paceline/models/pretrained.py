@@ -39,8 +39,8 @@ def load_weights(model: nn.Module, path: str, name: str, setting: str = "") -> s
 def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str) -> str:
     """Copy the tensors `given`, read from `path`, into model `name`, in place; return a summary.
 
-    A classifier with another number of classes keeps its initial weights. For a model of one input channel, the first
-    filters are summed over channels. Raise `RecipeError` for any other difference; `model` is then unchanged.
+    A classifier with another number of classes keeps its initial weights. The first filters are fitted to the
+    input channels. Raise `RecipeError` for any other difference; `model` is then unchanged.
     """
     wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_BATCH_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if not key.endswith(_BATCH_COUNTER)}
@@ -55,7 +55,7 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     for key in given:
         if key not in wanted:
             raise RecipeError(f"model.weights: {path}: has {key!r}, which the model lacks {hint}")
-    summed = _sum_input_channels(model, given)
+    summed = _fit_input_channels(model, given)
     reinitialized = missing or _find_reinitialized(model, given)
     _check_trained(model, reinitialized)
     for key, tensor in wanted.items():
@@ -142,20 +142,27 @@ def _strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return stripped
 
 
-def _sum_input_channels(model: nn.Module, given: dict[str, Tensor]) -> dict[str, str]:
-    """Sum the first convolution in `given` over its input channels, in place, if the model has one channel.
+def _fit_input_channels(model: nn.Module, given: dict[str, Tensor]) -> dict[str, str]:
+    """Fit the first convolution in `given`, in place, to the input channels of the model.
 
-    Return its name and a sentence about it, if it is summed.
+    Filters are summed for one channel, and those of RGB repeated for other numbers. Return the name of the convolution
+    and a sentence about it, if it is changed.
     """
     for name, module in model.named_modules():
         if not isinstance(module, nn.Conv2d):
             continue
         filters = given.get(f"{name}.weight", module.weight)
-        if module.in_channels != 1 or filters.ndim != 4 or filters.shape[1] == 1:
+        num = module.in_channels
+        if filters.ndim != 4 or filters.shape[1] == num or (num != 1 and filters.shape[1] != 3):
             break
-        # A gray image equals a color image with equal channels, so summing gives the same output.
-        given[f"{name}.weight"] = filters.sum(dim=1, keepdim=True)
-        return {f"{name}.weight": f"the first convolution is summed over {filters.shape[1]} channels"}
+        if num == 1:
+            # A gray image equals a color image with equal channels, so summing gives the same output.
+            given[f"{name}.weight"] = filters.sum(dim=1, keepdim=True)
+            return {f"{name}.weight": f"the first convolution is summed over {filters.shape[1]} channels"}
+        from timm.models import adapt_input_conv
+
+        given[f"{name}.weight"] = adapt_input_conv(num, filters)
+        return {f"{name}.weight": f"the filters of RGB in the first convolution are repeated for {num} channels"}
     return {}
 
 

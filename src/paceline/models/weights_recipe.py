@@ -121,8 +121,8 @@ def _preprocessing(data: Data, weights: PublishedWeights, *, may_stretch: bool) 
     """Return fields of `data` by dotted path; without `may_stretch`, images are cropped for any `weights`."""
     config, source = weights.config, data.source
     values: dict[str, Any] = {}
-    is_gray = isinstance(source, _GRAY_SOURCES) or getattr(source, "channels", 3) == 1
-    if not is_gray and config.get("mean") and config.get("std"):
+    has_color = getattr(source, "channels", 3) in (3, "auto") and getattr(source, "pixels", "uint8") != "float32"
+    if has_color and not isinstance(source, _GRAY_SOURCES) and config.get("mean") and config.get("std"):
         values |= {"data.mean": list(config["mean"]), "data.std": list(config["std"])}
     if config.get("interpolation") in ("bilinear", "bicubic"):
         values["data.interpolation"] = config["interpolation"]

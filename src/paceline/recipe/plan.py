@@ -10,7 +10,22 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.augment import ColorJitter, CutMix, Cutout, Grayscale, MixUp, PadCrop
+from paceline.recipe.schema.augment import (
+    Affine,
+    ColorJitter,
+    CutMix,
+    Cutout,
+    Flip,
+    Grayscale,
+    MixUp,
+    OwnAugment,
+    PadCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    VerticalFlip,
+)
 from paceline.recipe.schema.base import Auto, Off
 from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
@@ -28,6 +43,23 @@ _MAX_DROPPED_SHARE = 1 / _MIN_STEPS_PER_EPOCH
 # Images per rank and step below which BatchNorm statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure 1)
 # and GPUs are rarely busy.
 _FEW_IMAGES = 32
+# Augmentations that move, fill or mix pixels, of any type and number of channels; the others change colors.
+_ANY_PIXELS = (
+    *(
+        Affine,
+        CutMix,
+        Cutout,
+        Flip,
+        MixUp,
+        OwnAugment,
+        PadCrop,
+        RandomErasing,
+        RandomResizedCrop,
+        Resize,
+        Rotate,
+        VerticalFlip,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -423,8 +455,8 @@ def _fits(values: tuple[float, ...] | Auto, info: "DatasetInfo") -> TypeGuard[tu
 
 def _check_statistics(recipe: Recipe, info: "DatasetInfo") -> None:
     data = recipe.data
-    # The defaults of published weights are for colors, and only the data of a pack or a plugin tell that they are gray.
-    if is_published(recipe.model.weights) and info.channels == 1:
+    # The defaults of published weights are for colors, and only the data of a pack or a plugin tell that they are not.
+    if is_published(recipe.model.weights) and info.channels != 3:
         return
     for name, values in (("mean", data.mean), ("std", data.std)):
         if values != "auto" and len(values) != info.channels:
@@ -462,6 +494,11 @@ def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
     images = f"training images of {smallest}x{smallest}"
     for position, section in enumerate(data.augment):
         path = f"data.augment[{position}]"
+        if not (info.pixel_format.is_photo or isinstance(section, _ANY_PIXELS)):
+            raise RecipeError(
+                f"{path}: {section.name} changes the colors of 8-bit gray or RGB images, and the data has "
+                f"{count(info.channels, 'channel')} of {info.pixels} (leave it out)"
+            )
         match section:
             case PadCrop(padding=padding) if padding >= smallest:
                 raise RecipeError(f"{path}.padding: {padding} is not less than the side of {images} (lower it)")

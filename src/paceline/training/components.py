@@ -190,7 +190,9 @@ def warmup_pass(
 ) -> None:
     """Run forward and backward on zeros of the image size at step `step`; restore buffers and drop gradients."""
     size = plan.train_size(step)
-    images = torch.zeros(plan.micro_batch, plan.channels, size, size, dtype=torch.uint8, device=transfer.device)
+    images = torch.zeros(
+        plan.micro_batch, plan.channels, size, size, dtype=transfer.pixel_dtype, device=transfer.device
+    )
     buffers = SavedBuffers(model)
     with precision.autocast():
         logits = replica(transfer.normalize(images))

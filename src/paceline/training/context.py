@@ -12,6 +12,7 @@ from paceline.core.dataset import Datasets, Source, Split
 from paceline.core.errors import RecipeError
 from paceline.core.host import rank_cores
 from paceline.core.results import BatchNormCheck
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.data.augment.build import DeviceTransforms, build_device_transforms, place_targets
 from paceline.data.loaders.build import (
@@ -42,7 +43,7 @@ from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeo
 from paceline.recipe.schema import Recipe
 from paceline.recipe.targets import is_multi_label
 from paceline.training.coordinator import BadImageRegistry
-from paceline.training.datasets import ReadData
+from paceline.training.datasets import ReadData, share_statistics
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import (
     EVAL_VIEWS,
@@ -123,8 +124,9 @@ class RunContext:
     def check_worker_limits(self) -> None:
         """Raise `WorldError` if the node has no room for the batches that worker processes prefetch."""
         plan, local_ranks = self.plan, self.world.local_world_size
-        train = estimate_batch_bytes(plan.rank_batch, plan.channels, max(size for _, size in plan.train_sizes))
-        evaluated = estimate_batch_bytes(plan.eval_batch, plan.channels, plan.eval_image_size)
+        form = self.datasets.train.info.pixel_format
+        train = estimate_batch_bytes(plan.rank_batch, form, max(size for _, size in plan.train_sizes))
+        evaluated = estimate_batch_bytes(plan.eval_batch, form, plan.eval_image_size)
         processes = self.loader_choice.workers if self.loader_choice.loader == "processes" else 0
         check_worker_limits(processes, BATCHES_PER_WORKER, train + evaluated, local_ranks)
 
@@ -168,7 +170,9 @@ class RunContext:
         self, dtype: torch.dtype, *, timed: bool = False, device: torch.device | None = None
     ) -> DeviceTransfer:
         """Return the transfer, measured if `timed`, that copies batches to the device and normalizes to `dtype`."""
-        return DeviceTransfer(device or self.device, dtype, *self.mean_and_std, self.memory_format, timed=timed)
+        pixels = self.datasets.train.info.pixels
+        target = device or self.device
+        return DeviceTransfer(target, dtype, *self.mean_and_std, self.memory_format, pixels=pixels, timed=timed)
 
     def create_train_loader(self, transfer: DeviceTransfer) -> Loader:
         """Return the training loader of this rank; `transfer` copies batches that `data.replay` keeps on the device."""
@@ -305,17 +309,24 @@ class RunContext:
 
 @contextlib.contextmanager
 def open_context(
-    recipe: Recipe, store: RankStore, read: ReadData, train_ranks: int, on_wait: Callable[[], None] = lambda: None
+    recipe: Recipe,
+    store: RankStore,
+    read: ReadData,
+    train_ranks: int,
+    on_wait: Callable[[], None] = lambda: None,
+    trained: RunDir | None = None,
 ) -> Iterator[RunContext]:
     """Choose the device, create the process group, `read` the data, and plan training on `train_ranks` ranks.
 
-    `on_wait` is called repeatedly while another rank reads the data.
+    `on_wait` is called repeatedly while another rank reads the data. Statistics that a run has measured are taken from
+    the run directory `trained`.
     """
     world = store.world
     device = choose_device(recipe.parallel, world)
     set_threads(recipe.parallel, world)
     with process_group(store, recipe.parallel, device), contextlib.ExitStack() as exit_stack:
         recipe, datasets = local_rank_zero_first(store, partial(read, exit_stack), on_wait)
+        datasets = share_statistics(recipe.data, datasets, store, on_wait, trained)
         context = RunContext.derive(recipe, world, device, datasets, exit_stack, train_ranks)
         context.check_worker_limits()
         yield context

@@ -5,11 +5,11 @@ that, only the validation split is evaluated.
 """
 
 import contextlib
+import json
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,15 @@ from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, So
 from paceline.core.errors import DataError, suggest_similar
 from paceline.core.run_dir import RunDir
 from paceline.core.units import count
-from paceline.data.decode import decode
+from paceline.data.decode_array import decode_pixels
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.sources.folder import is_trained_on, load_test_folder, resolve_folder_roots
+from paceline.data.sources.statistics import Statistics, measure_statistics, needs_statistics, with_statistics
 from paceline.data.staging.stage import stage_for_run
+from paceline.parallel.process_group import RankStore, local_rank_zero_first
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, SourceSection
 from paceline.training.checkpoint import read_state
 from paceline.training.trained_dataset import TrainedDataset, read_trained_dataset
@@ -43,7 +46,7 @@ class RelabeledSource:
         return len(self.source)
 
     def read(self, index: int) -> Sample:
-        """Return (encoded bytes or uint8 pixels [H, W, C], label). Raise `DataError` as the source does."""
+        """Return (encoded bytes or pixels [H, W, C], label). Raise `DataError` as the source does."""
         content, label = self.source.read(index)
         return content, self.label_map[label]
 
@@ -67,13 +70,9 @@ class DecodedSource:
         return len(self.source)
 
     def read(self, index: int) -> Sample:
-        """Return (uint8 pixels [H, W, C], label). Raise `DataError` as the source does, and for undecodable images."""
+        """Return (pixels [H, W, C], label). Raise `DataError` as the source does, and for undecodable images."""
         content, label = self.source.read(index)
-        if isinstance(content, bytes):
-            channels: Literal[1, 3] = 3 if self.info.channels == 3 else 1
-            pixels = np.asarray(decode(content, channels=channels, name=self.name_of(index)))
-            content = pixels if pixels.ndim == 3 else pixels[..., None]
-        return content, label
+        return decode_pixels(content, self.info.pixel_format, name=self.name_of(index)), label
 
     def name_of(self, index: int) -> str:
         """Return the name of the sample."""
@@ -151,6 +150,11 @@ def _check_channels(test: DatasetInfo, trained: DatasetInfo) -> None:
         raise DataError(
             f"data.source: {test.name} is read with {count(test.channels, 'channel')}, and the run's model expects "
             f"{trained.channels} (set data.source.channels={trained.channels} if possible, or name another dataset)"
+        )
+    if test.pixels != trained.pixels:
+        raise DataError(
+            f"data.source: {test.name} has {test.pixels} pixels, and the run was trained on {trained.pixels} "
+            f"(set data.source.pixels={trained.pixels}, or name another dataset)"
         )
 
 
@@ -238,6 +242,34 @@ def read_eval_data(
     if eval_data.note:
         report(eval_data.note)
     return eval_data.recipe, eval_data.datasets
+
+
+def share_statistics(
+    data: Data, datasets: Datasets, store: RankStore, on_wait: Callable[[], None], trained: RunDir | None
+) -> Datasets:
+    """Return `datasets` with mean and standard deviation, which rank 0 measures if they are not known. Collective.
+
+    Of a run on the same images, in the run directory `trained`, they are what that has measured.
+    """
+    if not needs_statistics(datasets.train.info, data):
+        return datasets
+
+    def measure(_: bool) -> str:
+        if not store.world.is_main:
+            return ""
+        known = _recorded_statistics(trained, datasets.train.info) if trained else None
+        return json.dumps(known or measure_statistics(datasets.train, skip_bad=data.on_bad_image == "skip"))
+
+    mean, std = json.loads(store.broadcast("statistics", local_rank_zero_first(store, measure, on_wait, "statistics")))
+    return with_statistics(datasets, Statistics(tuple(mean), tuple(std)))
+
+
+def _recorded_statistics(trained: RunDir, info: DatasetInfo) -> Statistics | None:
+    if not trained.dataset.exists():
+        return None
+    recorded = read_trained_dataset(trained).info
+    same = replace(recorded, image_size=info.image_size, mean=info.mean, std=info.std, notes=info.notes) == info
+    return Statistics(recorded.mean, recorded.std) if same and recorded.mean else None
 
 
 def discard_message(sentence: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from PIL import Image
 
 from paceline.core.dataset import Source
@@ -15,8 +14,8 @@ from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.files import write_new
 from paceline.core.results import EvalReport, MisclassifiedImage, printable_class_name
 from paceline.core.run_dir import RunDir
-from paceline.data.decode import decode
-from paceline.training.thumbnails import encode_thumbnail, replaced_folder
+from paceline.data.decode_array import decode_pixels, to_image
+from paceline.training.thumbnails import encode_thumbnail, replaced_folder, to_visible
 
 WORST_JSON: Final = "worst.json"
 EVAL_JSON: Final = "eval.json"
@@ -61,11 +60,10 @@ def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, s
 def _read_image(source: Source, index: int) -> Image.Image:
     """Return the image in mode L or RGB. Raise `DataError` if it cannot be read."""
     content, _ = source.read(index)
-    is_grey = source.info.channels == 1
-    if isinstance(content, bytes):
-        content = np.asarray(decode(content, channels=1 if is_grey else 3, name=source.name_of(index)))
+    form = source.info.pixel_format
+    pixels = decode_pixels(content, form, name=source.name_of(index))
     # From pixels alone: metadata of the file, such as a color profile, could have any size.
-    return Image.fromarray(content[..., 0] if content.ndim == 3 and is_grey else content)
+    return to_image(pixels if form.is_photo else to_visible(pixels))
 
 
 @contextlib.contextmanager

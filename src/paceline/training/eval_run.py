@@ -10,6 +10,7 @@ from paceline.core.dataset import Source
 from paceline.core.errors import DataError
 from paceline.core.health import find_problems, is_suspicious
 from paceline.core.results import EvalReport
+from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.models.validate import check_model
 from paceline.parallel.build import build_strategy
@@ -50,7 +51,9 @@ def evaluate(
         for plugin in plugins_of(recipe):
             if plugin.path in ("model", "data.source"):  # the evaluator loads those of metrics
                 plugin.load()
-        context = exit_stack.enter_context(open_context(recipe, store, read, train_ranks=1))
+        context = exit_stack.enter_context(
+            open_context(recipe, store, read, train_ranks=1, trained=RunDir(checkpoint.parent.parent))
+        )
         if not context.plan.val_images:
             raise DataError("data.source: there are no validation images to evaluate on (name some by data.source.*)")
         check_model(recipe.model, context.plan)

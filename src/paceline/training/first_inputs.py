@@ -15,14 +15,15 @@ from torch import Tensor
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import DataError
 from paceline.core.files import write_new
+from paceline.core.pixels import PixelFormat
 from paceline.core.results import printable_class_name
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.batch import Batch
-from paceline.data.decode import read_image_header
+from paceline.data.decode_array import read_header
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.transfer import DeviceBatch, DeviceTransfer
-from paceline.training.thumbnails import encode_thumbnail, replaced_folder
+from paceline.training.thumbnails import encode_thumbnail, replaced_folder, to_visible
 
 INPUTS_JSON: Final = "inputs.json"
 MAX_IMAGES: Final = 16
@@ -72,7 +73,7 @@ class FirstInputs:
             left = self.number - len(rows)
             for index, image, target in zip(
                 micro_batch.indices[:left].tolist(),
-                to_pixels(images[:left], self.mean, self.std),
+                to_pixels(images[:left], self.mean, self.std, self.source.info.pixel_format),
                 targets,
                 strict=False,
             ):
@@ -95,13 +96,19 @@ class FirstInputs:
         return images, targets.cpu()
 
 
-def to_pixels(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> list[NDArray[np.uint8]]:
-    """Return normalized images [N, C, H, W] of any floating type as uint8 [H, W] or [H, W, 3]; of others than 3
-    channels, the first."""
+def to_pixels(
+    images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], form: PixelFormat
+) -> list[NDArray[np.uint8]]:
+    """Return normalized images [N, C, H, W] of any floating type as uint8 [H, W] or [H, W, 3].
+
+    Those that are not 8-bit gray or RGB are what `to_visible` makes of them.
+    """
     shape = (1, len(mean), 1, 1)
     mean_255, std_255 = (torch.tensor(each, dtype=torch.float32).mul(255).view(shape) for each in (mean, std))
-    pixels = images.detach().cpu().float().mul(std_255).add(mean_255).round().clamp(0, 255).to(torch.uint8)
-    array = pixels.permute(0, 2, 3, 1).contiguous().numpy()
+    floats = images.detach().cpu().float().mul(std_255).add(mean_255).permute(0, 2, 3, 1)
+    if not form.is_photo:
+        return [np.squeeze(to_visible(each), 2) if len(mean) < 3 else to_visible(each) for each in floats.numpy()]
+    array = floats.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
     return [each if each.shape[2] == 3 else each[..., 0] for each in array]
 
 
@@ -132,7 +139,7 @@ def describe_sizes(source: Source, indices: list[int]) -> dict[str, Any]:
 
 def _read_size(source: ImageFileSource, index: int) -> tuple[int, int] | None:
     try:
-        header = read_image_header(bytes(source.read(index)[0]), name="")
+        header = read_header(source.read_bytes(index), source.info.pixel_format, name="")
     except DataError:  # listed as a bad image when it is decoded
         return None
     return header.height, header.width

@@ -42,7 +42,7 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
     Raise `RecipeError` for missing initial weights, settings without effect on this model, unknown classes, and a
     plugin that cannot be built, used or saved.
     """
-    try_plugin_augments(recipe.data.augment, plan.channels, plan.image_size)
+    try_plugin_augments(recipe.data.augment, train.info.pixel_format, plan.image_size)
     is_plugin = isinstance(recipe.optim, OwnOptim)
     # The user's own code may depend on values; for the others, meta tensors suffice.
     device = torch.device("cpu" if is_plugin or is_plugin_name(recipe.model.name) else "meta")

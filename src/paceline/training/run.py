@@ -93,7 +93,8 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
             require_sinks(recipe.log)
         read = partial(read_run_data, recipe)
         progress.doing = "reading the dataset"
-        with open_context(recipe, store, read, world.world_size, progress.on_wait) as context:
+        trained = rundir if resume else None
+        with open_context(recipe, store, read, world.world_size, progress.on_wait, trained) as context:
             context = context.with_notes(small_batch_warning(requested.data, world.world_size, context.device.type))
             context = context.with_notes(*check_trained_model(recipe.model, recipe.train, context.plan, context.device))
             start_from = find_resume_checkpoint(context, process) if resume else ""

@@ -5,12 +5,15 @@ import shutil
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 MAX_UNSCALED_SIDE: Final = 64
 """Longest side, in pixels, of an image that is saved unchanged. Larger images are downscaled."""
+_PERCENTILES: Final = (2, 98)
 _JPEG_QUALITY: Final = 85
 """JPEG quality: 96 x 96 pixels of noise, the worst case, take 8 KB."""
 
@@ -31,6 +34,17 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     except OSError:
         shutil.rmtree(new, ignore_errors=True)
         raise
+
+
+def to_visible(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return pixels [H, W, C] of any type as uint8 [H, W, 3], of the first three channels, or [H, W, 1] of the first.
+
+    The range from the 2nd to the 98th percentile of these channels becomes 0 to 255.
+    """
+    shown = pixels[..., : 3 if pixels.shape[2] >= 3 else 1].astype(np.float64)
+    low, high = np.percentile(shown, _PERCENTILES)
+    scaled: NDArray[np.float64] = (shown - low) / (high - low or 1) * 255
+    return scaled.round().clip(0, 255).astype(np.uint8)
 
 
 def encode_thumbnail(picture: Image.Image, size: int = 96) -> tuple[bytes, str]:

@@ -1,13 +1,14 @@
 """`dataset.json`: the classes, channels and normalization of a run's training set, without images and paths."""
 
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 import numpy as np
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Source
 from paceline.core.errors import PacelineError
 from paceline.core.json_file import read_json
+from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.core.run_dir import RunDir
 from paceline.data.sources.fingerprint import get_labels
 
@@ -43,6 +44,7 @@ class TrainedDataset:
             "num_images": info.num_images,
             "class_names": list(info.class_names),
             "channels": info.channels,
+            "pixels": info.pixels,
             "image_size": info.image_size and list(info.image_size),
             "mean": list(info.mean),
             "std": list(info.std),
@@ -67,8 +69,16 @@ class TrainedDataset:
             image_size=(height, width) if size else None,
             mean=tuple(map(float, values["mean"])),
             std=tuple(map(float, values["std"])),
+            pixels=_read_pixel_type(values),
         )
         return cls(info, bool(values["is_pixels"]), is_multi_label=bool(values.get("multi_label", False)))
+
+
+def _read_pixel_type(values: dict[str, Any]) -> PixelType:
+    pixels = values.get("pixels", "uint8")  # runs of older versions have no other
+    if pixels not in FULL_SCALE:
+        raise ValueError(f"its pixels are {pixels!r:.20}")
+    return cast(PixelType, pixels)
 
 
 def read_trained_dataset(rundir: RunDir) -> TrainedDataset:

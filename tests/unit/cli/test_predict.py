@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -229,7 +230,7 @@ def test_a_question_that_makes_no_sense_is_one_line(run, words, requested, messa
     assert message in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
-def test_a_network_of_other_channels_than_files_have_is_one_line(run: Path, tmp_path: Path) -> None:
+def test_a_network_of_two_channels_takes_files_of_two(run: Path, tmp_path: Path, capsys) -> None:
     for path in run.iterdir():
         if path.name != "dataset.json":
             (tmp_path / path.name).symlink_to(path)
@@ -240,5 +241,11 @@ def test_a_network_of_other_channels_than_files_have_is_one_line(run: Path, tmp_
     (tmp_path / "checkpoints").unlink()
     snapshot = Snapshot({"model": model_tensors(network), "optimizer": {}}, {"train": {"best_step": -1}})
     CheckpointStorage(tmp_path / "checkpoints", KeepPolicy(1)).save(8, -1, snapshot)
-    with pytest.raises(RecipeError, match="reads 2 channels, and files have 1 or 3"):
-        predict(PredictOptions(run=tmp_path, images=["a.png"], **OPTIONS))
+    images = tmp_path / "images"
+    images.mkdir()
+    np.save(images / "two.npy", np.full((8, 8, 2), 100, np.uint8))
+    np.save(images / "three.npy", np.full((8, 8, 3), 100, np.uint8))
+    assert predict(PredictOptions(run=tmp_path, images=[str(images)], **OPTIONS)) == 1
+    output = capsys.readouterr()
+    assert "two.npy" in output.out and "two.npy" not in output.err
+    assert "it has 3 channels, and data.source.channels is 2" in output.err

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.core.errors import WorldError
+from paceline.core.pixels import PixelFormat
 from paceline.data.workers import SHARED_MEMORY, check_worker_limits, estimate_batch_bytes
 
 MB = 10**6
@@ -31,7 +32,9 @@ def error_message(workers, num_bytes, local_ranks=1):
 
 
 def test_a_batch_takes_the_bytes_of_its_images_and_a_little_more():
-    assert 256 * 3 * 224 * 224 < estimate_batch_bytes(256, 3, 224) < 1.01 * 256 * 3 * 224 * 224
+    assert 256 * 3 * 224 * 224 < estimate_batch_bytes(256, PixelFormat(3), 224) < 1.01 * 256 * 3 * 224 * 224
+    wide = estimate_batch_bytes(256, PixelFormat(5, "uint16"), 224)
+    assert 4 * 256 * 5 * 224 * 224 < wide < 1.01 * 4 * 256 * 5 * 224 * 224
 
 
 # matrix: 43

@@ -119,6 +119,21 @@ def test_a_grey_image_gives_the_logits_of_its_copy_in_three_channels(tmp_path, n
     torch.testing.assert_close(model(grey), source(grey.expand(-1, 3, -1, -1)))
 
 
+@pytest.mark.parametrize("channels", [2, 5])
+def test_other_channels_get_the_filters_of_rgb_in_turn(tmp_path, channels):
+    """As timm does: an image whose channels repeat red, green and blue has responses of the same size."""
+    source, model = build(0), build(1, channels=channels)
+    path = tmp_path / "weights.pth"
+    torch.save(source.state_dict(), path)
+    sentence = load_weights(model, str(path), NAME)
+    assert sentence.endswith(f"; the filters of RGB in the first convolution are repeated for {channels} channels")
+    (first, *_), (given, *_) = (
+        [each.weight for each in net.modules() if isinstance(each, nn.Conv2d)] for net in (model, source)
+    )
+    expected = given[:, [number % 3 for number in range(channels)]] * 3 / channels
+    torch.testing.assert_close(first, expected)
+
+
 def test_files_of_half_precision_and_without_counters_are_taken(tmp_path):
     """torchvision's first files have no `num_batches_tracked`."""
     source, model = build(0).half(), build(1)

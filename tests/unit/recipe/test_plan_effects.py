@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.dataset import DatasetInfo
+from paceline.core.pixels import PixelFormat
 from paceline.recipe.load import load, preset_names
 from paceline.recipe.plan import Plan, worker_timeout_warning
 
@@ -120,6 +121,20 @@ def test_jitter_without_effect_on_grey_images_is_refused(plan, refusal, strength
         "data.augment[0]: color_jitter only changes brightness and contrast of gray images (set one)"
     )
     assert plan(word, info=COLOUR).channels == 3
+
+
+WIDE = [PixelFormat(5), PixelFormat(3, "uint16"), PixelFormat(1, "float32")]
+
+
+@pytest.mark.parametrize("form", WIDE)
+def test_augmentation_of_colors_needs_8_bit_gray_or_rgb(plan, refusal, form):
+    info = replace(COLOUR, channels=form.channels, pixels=form.pixels, mean=(), std=())
+    moving = "pad_crop,flip,rotate,{name: affine, shear_degrees: 9},random_erasing,cutout,mixup,cutmix"
+    assert plan(f"data.augment=[{moving}]", info=info).channels == form.channels
+    for name in ("color_jitter", "rand_augment", "trivial_augment"):
+        message = refusal(plan, f"data.augment=[flip,{name}]", info=info)
+        assert message.startswith(f"data.augment[1]: {name} ") and message.endswith("(leave it out)")
+        assert f"of {form.pixels}" in message
 
 
 @pytest.mark.parametrize("word", ["data.augment=[color_jitter]", "data.augment=[{name: color_jitter, brightness: 0}]"])

@@ -221,6 +221,14 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     assert resolve(*defaults, "train.max_time=off").recipe.hash == recipe.hash
 
 
+def test_a_folder_keeps_its_hash_from_before_pixels_was_added(resolve):
+    source = "data.source={{name: folder, root: x{}}}"
+    recipe = resolve(source.format("")).recipe
+    assert recipe.hash == "0b349fe6c2e7"
+    assert resolve(source.format(", pixels: uint8")).recipe.hash == recipe.hash
+    assert resolve(source.format(", pixels: uint16")).recipe.hash != recipe.hash
+
+
 def test_the_name_of_a_variant_is_written_first(resolve):
     values = resolve("data.augment=[{p: 0.25, name: flip}]").recipe.to_dict()
     variants = [values["optim"], values["schedule"], values["data"]["source"], values["data"]["augment"][0]]

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from paceline.core.dataset import ArraySource, DatasetInfo
+from paceline.core.pixels import PixelFormat
 from paceline.data.augment.build import DeviceTransforms, build_device_transforms
 from paceline.data.batch import Batch
 from paceline.data.sources.image_files import ImageFileSource
@@ -53,7 +54,7 @@ def test_pixels_are_those_that_were_normalized(dtype, channels):
     source = make_source(channels=channels)
     images = torch.from_numpy(source.images).permute(0, 3, 1, 2)
     transfer = DeviceTransfer(torch.device("cpu"), dtype, MEAN[:channels], STD[:channels], torch.contiguous_format)
-    pixels = np.stack(to_pixels(transfer.normalize(images), MEAN[:channels], STD[:channels]))
+    pixels = np.stack(to_pixels(transfer.normalize(images), MEAN[:channels], STD[:channels], PixelFormat(channels)))
     expected = source.images if channels == 3 else source.images[..., 0]
     # 16-bit types keep 8 or 11 bits of a number up to 3
     limit = {torch.bfloat16: 1, torch.float16: 1}.get(dtype, 0)
@@ -88,7 +89,7 @@ def test_images_are_those_after_augmentation_and_mixing_on_the_device(tmp_path):
     make_recorder(tmp_path / "inputs", source, transforms)(batch)
     recorded = json.loads((tmp_path / "inputs" / "inputs.json").read_text())
     images, targets = transforms(transfer(batch))
-    expected = to_pixels(images, MEAN, STD)
+    expected = to_pixels(images, MEAN, STD, PixelFormat(3))
     for position, row in enumerate(recorded["images"]):
         assert np.array_equal(np.asarray(Image.open(tmp_path / "inputs" / row["file"])), expected[position])
         shares = [share for _, share in row["classes"]]

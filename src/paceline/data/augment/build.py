@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.dataset import TargetTable
+from paceline.core.pixels import PixelType
 from paceline.data.augment.auto import (
     build_augmix,
     build_auto_augment,
@@ -17,7 +18,7 @@ from paceline.data.augment.auto import (
     build_trivial_augment,
 )
 from paceline.data.augment.color import BatchColorJitter, solarize
-from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_8_bit_color
+from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, Color, to_color
 from paceline.data.augment.geometric import Augment, BatchAffine, BatchFlip, BatchPadCrop, BatchVerticalFlip
 from paceline.data.augment.mixup import PairMixer, build_mixer
 from paceline.data.augment.pillow import (
@@ -34,9 +35,12 @@ from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.data import Data
 
 
-def build_augments(sections: tuple[Section, ...], mean: tuple[float, ...]) -> tuple[Augment, ...]:
-    """Build the augmentations of `data.augment` in order; the fill color is `mean`, of pixels in [0, 1]."""
-    built = (_build_augment(section, position, mean) for position, section in enumerate(sections))
+def build_augments(
+    sections: tuple[Section, ...], mean: tuple[float, ...], pixels: PixelType = "uint8"
+) -> tuple[Augment, ...]:
+    """Build the augmentations of `data.augment` in order; the fill color of `pixels` is `mean`, as in `DatasetInfo`."""
+    color = to_color(mean, pixels)
+    built = (_build_augment(section, position, color) for position, section in enumerate(sections))
     return tuple(augment for augment in built if augment is not None)
 
 
@@ -59,7 +63,7 @@ def has_host_augments(data: Data) -> bool:
     return crops or any(augment.needs_host for augment in build_augments(data.augment, mean=()))
 
 
-def _build_augment(section: Section, position: int, mean: tuple[float, ...]) -> Augment | None:
+def _build_augment(section: Section, position: int, color: Color) -> Augment | None:
     match section:
         case sections.OwnAugment():
             return build_plugin_augment(section, position)
@@ -73,17 +77,16 @@ def _build_augment(section: Section, position: int, mean: tuple[float, ...]) -> 
             return BatchAffine(0.0, shear, scale, interpolation)
         case sections.VerticalFlip(p=p):
             return BatchVerticalFlip(p)
-    return _build_policy(section, mean) or _build_color_or_erasing(section, mean)
+    return _build_policy(section, color) or _build_color_or_erasing(section, color)
 
 
-def _build_policy(section: Section, mean: tuple[float, ...]) -> Augment | None:
+def _build_policy(section: Section, color: Color) -> Augment | None:
     """Build an augmentation that draws operations from a list; None for any other."""
     match section:
         case sections.RandAugment(num_ops=num_ops, magnitude=magnitude):
             return build_rand_augment(num_ops, magnitude)
         case sections.RandAugmentTimm() as timm:
-            fill = to_8_bit_color(mean)
-            return build_timm_rand_augment(timm.num_ops, timm.magnitude, timm.magnitude_std, timm.p, fill)
+            return build_timm_rand_augment(timm.num_ops, timm.magnitude, timm.magnitude_std, timm.p, color)
         case sections.TrivialAugment():
             return build_trivial_augment()
         case sections.AutoAugment(policy=policy):
@@ -96,7 +99,7 @@ def _build_policy(section: Section, mean: tuple[float, ...]) -> Augment | None:
     return None
 
 
-def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augment | None:
+def _build_color_or_erasing(section: Section, color: Color) -> Augment | None:
     match section:
         case sections.ColorJitter() as jitter:
             return BatchColorJitter(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue, jitter.p)
@@ -107,9 +110,9 @@ def _build_color_or_erasing(section: Section, mean: tuple[float, ...]) -> Augmen
         case sections.GaussianBlur(p=p, sigma=sigma):
             return BatchRandomApply(p, GaussianBlur(sigma[1]), *sigma)
         case sections.RandomErasing(p=p, scale=scale, ratio=ratio):
-            return BatchRandomErasing(p, scale, ratio, to_8_bit_color(mean))
+            return BatchRandomErasing(p, scale, ratio, color)
         case sections.Cutout(size=size):
-            return BatchCutout(size, to_8_bit_color(mean))
+            return BatchCutout(size, color)
         case sections.RandomResizedCrop() | sections.Resize() | sections.MixUp() | sections.CutMix():
             return None
     raise AssertionError(f"no augmentation for {section!r}")
@@ -144,7 +147,7 @@ def build_device_transforms(
     data: Data, transfer: DeviceTransfer, num_classes: int, *, on_device: bool, targets: TargetTable | None = None
 ) -> DeviceTransforms:
     """Build the device part of the augmentation, for a loader built with the same `data` and `on_device`."""
-    _, deferred = split_augments(build_augments(data.augment, transfer.mean), on_device=on_device)
+    _, deferred = split_augments(build_augments(data.augment, transfer.mean, transfer.pixels), on_device=on_device)
     rows = place_targets(targets, transfer.device)
     return DeviceTransforms(deferred, transfer.normalize, build_mixer(data.augment, num_classes), rows)
 

@@ -5,13 +5,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.pixels import PixelType
+
 _MAX_BOX_ATTEMPTS = 10
 
-Color = tuple[int, ...]
+Color = tuple[float, ...]
 
 
-def to_8_bit_color(mean: tuple[float, ...]) -> Color:
-    """Return `mean`, of pixels in [0, 1], as the nearest 8-bit value of each channel."""
+def to_color(mean: tuple[float, ...], pixels: PixelType) -> Color:
+    """Return `mean` as the nearest 8-bit value of each channel, and for wider pixels as it is."""
+    if pixels != "uint8":
+        return mean
     # Cutout's authors, timm (`const`) and torchvision's `RandomErasing` write zero after normalizing instead.
     return tuple(min(255, max(0, round(255 * value))) for value in mean)
 

@@ -18,7 +18,7 @@ from paceline.data.native import MAX_SIDE, NativeExtension
 
 
 class Change(Protocol):
-    """A change to a batch: uint8 images [N, C, H, W], with `num_draws` uniform draws per sample."""
+    """A change to a batch: images [N, C, H, W], uint8 or float32, with `num_draws` uniform draws per sample."""
 
     @property
     def num_draws(self) -> int:
@@ -26,7 +26,7 @@ class Change(Protocol):
         ...
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Return uint8 [N, C, H, W]; `draws` is float64 [N, num_draws], on the images' device or in host memory."""
+        """Return [N, C, H, W] of the same type; `draws` is float64 [N, num_draws], on the images' device or host."""
         ...
 
 
@@ -134,7 +134,7 @@ class BatchAffine:
 
 
 def warp(images: Tensor, inverse: Tensor, interpolation: str) -> Tensor:
-    """Return uint8 [N, C, H, W] whose pixel (x, y) is sampled at `inverse` @ (x, y, 1); outside is black.
+    """Return [N, C, H, W] of the same type whose pixel (x, y) is sampled at `inverse` @ (x, y, 1); outside is black.
 
     `inverse` is float64 [N, 2, 3], in pixels from the image center; `interpolation` is nearest or bilinear.
     """
@@ -147,7 +147,7 @@ def warp(images: Tensor, inverse: Tensor, interpolation: str) -> Tensor:
     # `grid_sample` takes float32 positions in [-1, 1], measured from the center.
     grid = torch.stack([source_x.mul_(2 / width).float(), source_y.mul_(2 / height).float()], dim=3)
     sampled = functional.grid_sample(images.float(), grid, mode=interpolation, align_corners=False)
-    return sampled.round_().to(torch.uint8)
+    return sampled if images.is_floating_point() else sampled.round_().to(torch.uint8)
 
 
 @dataclass(frozen=True)

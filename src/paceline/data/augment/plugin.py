@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.recipe.plugins import AUGMENT, PluginRef, describe_error
 from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.base import Section
@@ -15,7 +16,7 @@ from paceline.recipe.schema.base import Section
 
 @dataclass(frozen=True)
 class PluginAugment:
-    """Call the plugin `inner` with uint8 images [N, C, H, W] and float64 draws [N, num_draws], on any device.
+    """Call the plugin `inner` with images [N, C, H, W] and float64 draws [N, num_draws], on any device.
 
     Raise `RecipeError`, naming the entry at `path`, if it raises or does not return such images.
     """
@@ -35,7 +36,7 @@ class PluginAugment:
             raise
         except Exception as error:
             raise RecipeError(f"{self.path}: {self.name} raised {describe_error(error)} (fix it)") from error
-        if isinstance(changed, Tensor) and _get_signature(changed) == (torch.uint8, images.shape, images.device):
+        if isinstance(changed, Tensor) and _get_signature(changed) == _get_signature(images):
             return changed
         returned = _format_tensor(changed) if isinstance(changed, Tensor) else type(changed).__name__
         raise RecipeError(
@@ -62,7 +63,7 @@ def build_plugin_augment(section: OwnAugment, position: int) -> PluginAugment:
     return PluginAugment(inner, plugin.path, plugin.name, num_draws)
 
 
-def try_plugin_augments(chosen: Sequence[Section], channels: int, size: int) -> None:
+def try_plugin_augments(chosen: Sequence[Section], form: PixelFormat, size: int) -> None:
     """Build each plugin among `chosen`, and apply it to two black images of `size` pixels squared.
 
     Raise `RecipeError` for an invalid one.
@@ -70,5 +71,5 @@ def try_plugin_augments(chosen: Sequence[Section], channels: int, size: int) -> 
     for position, section in enumerate(chosen):
         if isinstance(section, OwnAugment):
             augment = build_plugin_augment(section, position)
-            black = torch.zeros(2, channels, size, size, dtype=torch.uint8)
+            black = torch.zeros(2, form.channels, size, size, dtype=torch.float32 if form.is_wide else torch.uint8)
             augment(black, torch.zeros(2, augment.num_draws, dtype=torch.float64))

@@ -7,17 +7,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from paceline.core.dataset import Source
 from paceline.core.errors import DataError
+from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
 from paceline.data.bad_images import BadImage
-from paceline.data.decode import decode
+from paceline.data.decode_array import decode_pixels, to_image
 from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.jpeg_record import JpegRecord
 from paceline.data.pack.reader import PackSource
@@ -141,34 +141,40 @@ class SampleEncoder:
             height, width = content.shape[:2]
             if max(height, width) > _MAX_SIDE:
                 raise DataError(f"{source.name_of(number)}: is {height}x{width} pixels, more than a pack holds raw")
-            return EncodedSample(KIND_PIXELS, np.ascontiguousarray(content).tobytes(), height, width, label)
-        channels: Literal[1, 3] = 3 if source.info.channels == 3 else 1
+            return EncodedSample(
+                KIND_PIXELS,
+                np.ascontiguousarray(content, content.dtype.newbyteorder("<")).tobytes(),
+                height,
+                width,
+                label,
+            )
+        form = source.info.pixel_format
         if self.resize is None:
-            return self._encode_unchanged_size(content, label, channels)
-        return self._encode_resized(content, label, channels, self.resize)
+            return self._encode_unchanged_size(content, label, form)
+        return self._encode_resized(content, label, form, self.resize)
 
-    def _encode_unchanged_size(self, file: bytes, label: int, channels: Literal[1, 3]) -> EncodedSample:
-        record, reason = self._index_jpeg(file)
+    def _encode_unchanged_size(self, file: bytes, label: int, form: PixelFormat) -> EncodedSample:
+        record, reason = self._index_jpeg(file) if form.is_photo else (None, "it is not 8-bit gray or RGB")
         if record is not None and self.keeps_files:
             return EncodedSample(KIND_FILE, file, *JpegRecord.from_bytes(record).size, label)
         if record is not None:
             return _encode_record(record, label)
-        return _encode_file(file, label, channels, reason)
+        return _encode_file(file, label, form, reason)
 
-    def _encode_resized(self, file: bytes, label: int, channels: Literal[1, 3], resize: int) -> EncodedSample:
+    def _encode_resized(self, file: bytes, label: int, form: PixelFormat, resize: int) -> EncodedSample:
         record, _ = self._index_jpeg(file)
         # It is small enough already, and saving it again could only lose quality.
         if record is not None and min(JpegRecord.from_bytes(record).size) <= resize:
             return _encode_record(record, label)
         try:
-            image = decode(file, channels=channels, name="")
+            image = to_image(decode_pixels(file, form, name=""))
         except DataError as error:
             return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
         try:
             smaller = _save_jpeg(_scale_down(image, resize), self.quality)
         except (OSError, ValueError):  # exceeds JPEG's 65,535 pixels
-            return _encode_file(file, label, channels, "it is too long for a JPEG")
-        return self._encode_unchanged_size(smaller, label, channels)
+            return _encode_file(file, label, form, "it is too long for a JPEG")
+        return self._encode_unchanged_size(smaller, label, form)
 
     def _index_jpeg(self, file: bytes) -> tuple[bytes | None, str]:
         # (record, ""), or (None, reason).
@@ -180,18 +186,6 @@ class SampleEncoder:
             return self.index(file, self.every), ""
         except ValueError as error:
             return None, str(error)
-
-
-def to_image(pixels: NDArray[np.uint8]) -> Image.Image:
-    """Convert uint8 [H, W, C], with C of 1 or 3, to an image."""
-    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-
-
-def encode_png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return the PNG file of uint8 pixels [H, W, C], with C of 1 or 3."""
-    file = BytesIO()
-    to_image(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def build_bad_images_error(bad: Sequence[tuple[str, str]]) -> DataError:
@@ -215,10 +209,10 @@ def _encode_record(record: bytes, label: int) -> EncodedSample:
     return EncodedSample(KIND_RECORD, record, *JpegRecord.from_bytes(record).size, label)
 
 
-def _encode_file(file: bytes, label: int, channels: Literal[1, 3], unchanged_reason: str) -> EncodedSample:
+def _encode_file(file: bytes, label: int, form: PixelFormat, unchanged_reason: str) -> EncodedSample:
     # Only decoding shows whether the file is readable, and its upright size.
     try:
-        width, height = decode(file, channels=channels, name="").size
+        height, width = decode_pixels(file, form, name="").shape[:2]
     except DataError as error:
         return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
     if max(width, height) > _MAX_SIDE:

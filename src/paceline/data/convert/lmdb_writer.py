@@ -16,7 +16,9 @@ import numpy as np
 
 from paceline.core.dataset import ArraySource, Datasets, Source, Split
 from paceline.core.errors import DataError
-from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, encode_png, map_ordered
+from paceline.core.units import count
+from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, map_ordered
+from paceline.data.decode_array import encode_pixels
 from paceline.data.file_lock import create_folder_atomically
 from paceline.data.files import fsync_path, printable
 from paceline.data.native import load_native
@@ -62,6 +64,12 @@ def write_lmdb(
     _require_lmdb()
     if datasets.train.info.targets is not None:
         raise DataError(f"{printable(out)}: an LMDB holds one label per image (write a pack: leave out --format lmdb)")
+    form = datasets.train.info.pixel_format
+    if not form.is_photo:
+        raise DataError(
+            f"--format: lmdb holds 8-bit gray or RGB images, and these have {count(form.channels, 'channel')} of "
+            f"{form.pixels} (leave it out for a pack)"
+        )
     if os.path.lexists(out):
         raise DataError(f"{printable(out)}: exists already (remove it, or write to another folder)")
     try:
@@ -195,7 +203,7 @@ def _sample_name(source: Source, index: int) -> str:
 def _stored_bytes(source: Source, sample: EncodedSample) -> bytes:
     if sample.kind != KIND_PIXELS or isinstance(source, ArraySource):
         return sample.data
-    return encode_png(np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.height, sample.width, -1))
+    return encode_pixels(np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.height, sample.width, -1))
 
 
 def _build_metadata_entries(splits: dict[Split, _LmdbSplitWriter]) -> list[_KeyValue]:

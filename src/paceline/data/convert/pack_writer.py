@@ -16,6 +16,7 @@ import PIL
 
 from paceline.core.dataset import ArraySource, Datasets, JoinedNames, Source
 from paceline.core.errors import DataError
+from paceline.core.units import count
 from paceline.data.convert.assemble import assemble_pack, check_replaceable, format_sample_name, get_sample_names
 from paceline.data.convert.encode import (
     EncodedSample,
@@ -31,6 +32,7 @@ from paceline.data.native import load_native
 from paceline.data.pack.format import PACK_VERSION, PackMeta, ProcessingMeta, SplitMeta
 from paceline.data.pack.targets import encode_targets
 from paceline.data.sources.fingerprint import digest_split
+from paceline.data.sources.statistics import with_measured
 
 _MIN_SHARD_BYTES = 1 << 20
 # Samples per task of a thread: pixels and file states take much less time than files.
@@ -75,6 +77,13 @@ def write_pack(
     out = out.absolute()
     _check_options(options)
     _check_output(out, options)
+    form = datasets.train.info.pixel_format
+    if options.resize and not form.is_photo:
+        raise DataError(
+            f"resize: {options.resize} makes JPEGs, and the images have {count(form.channels, 'channel')} of "
+            f"{form.pixels} (leave it out)"
+        )
+    datasets = with_measured(datasets, skip_bad=options.skip_bad)
     core = load_native()
     key = _compute_key(datasets, options, has_native=core is not None)
     encoder = SampleEncoder(core.index_jpeg if core else None, options.every, options.resize, options.quality)
@@ -131,14 +140,14 @@ def _compute_key(datasets: Datasets, options: PackOptions, *, has_native: bool) 
 
 def _build_meta(datasets: Datasets, options: PackOptions) -> PackMeta:
     info = datasets.train.info
-    channels = info.channels
-    assert channels in (1, 3) and info.class_names == datasets.val.info.class_names
+    assert info.class_names == datasets.val.info.class_names
     made = ProcessingMeta(
         resize=options.resize, quality=options.quality if options.resize else None, every=options.every
     )
     return PackMeta(
         class_names=tuple(_escape_undecodable(name) for name in info.class_names),
-        channels=1 if channels == 1 else 3,
+        channels=info.channels,
+        pixels=info.pixels,
         made=made,
         train=_build_split_meta(datasets.train, made),
         val=_build_split_meta(datasets.val, made),

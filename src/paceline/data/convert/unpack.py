@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-from numpy.typing import NDArray
-
-from paceline.core.dataset import Datasets, JoinedNames, Source
+from paceline.core.dataset import Datasets, JoinedNames, PixelArray, Source
 from paceline.core.errors import DataError
 from paceline.core.files import write_new
 from paceline.data.convert.assemble import get_sample_names
-from paceline.data.convert.encode import encode_png, map_ordered
+from paceline.data.convert.encode import map_ordered
+from paceline.data.decode import NPY_SIGNATURE
+from paceline.data.decode_array import encode_pixels
 from paceline.data.file_lock import create_folder_atomically
-from paceline.data.files import IMAGE_EXTENSIONS, JPEG_EXTENSIONS, printable
+from paceline.data.files import JPEG_EXTENSIONS, has_image_extension, printable
 from paceline.data.pack.format import KIND_FILE, KIND_RECORD
 from paceline.data.pack.reader import PackSource
 
@@ -74,7 +73,7 @@ class _SplitFiles:
 
     def write(self, index: int) -> int:
         content, label = self._read_content(index)
-        data = content if isinstance(content, bytes) else encode_png(content)
+        data = content if isinstance(content, bytes) else encode_pixels(content)
         path = self.folder / self._build_path(index, label, data)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Names may repeat, and a prefixed name may be that of another sample.
@@ -84,7 +83,7 @@ class _SplitFiles:
                 return write_new(path.with_name(name), data)
         raise AssertionError("`count` does not end")
 
-    def _read_content(self, index: int) -> tuple[bytes | NDArray[np.uint8], int]:
+    def _read_content(self, index: int) -> tuple[bytes | PixelArray, int]:
         match self.source:
             case PackSource() as packed if packed.kinds[index] == KIND_FILE:
                 return packed.read_stored(index), int(packed.labels[index])  # `read` refuses an empty file
@@ -111,8 +110,9 @@ class _SplitFiles:
         if isinstance(source, PackSource) and source.kinds[index] == KIND_RECORD:
             return name if extension in JPEG_EXTENSIONS else name + b".jpg"
         if isinstance(source, PackSource) and source.kinds[index] == KIND_FILE:
-            return name if extension in IMAGE_EXTENSIONS else name + _guess_extension(data)
-        return name + b".png"
+            is_image = has_image_extension(os.fsdecode(name), arrays=data.startswith(NPY_SIGNATURE))
+            return name if is_image else name + _guess_extension(data)
+        return name + _guess_extension(data)
 
 
 def _sanitize_component(name: bytes, fallback: str) -> bytes:
@@ -122,5 +122,12 @@ def _sanitize_component(name: bytes, fallback: str) -> bytes:
 
 
 def _guess_extension(data: bytes) -> bytes:
-    signatures = {b"\xff\xd8": b".jpg", b"\x89PNG": b".png", b"GIF8": b".gif", b"BM": b".bmp", b"RIFF": b".webp"}
+    signatures = {
+        b"\xff\xd8": b".jpg",
+        b"\x89PNG": b".png",
+        b"GIF8": b".gif",
+        b"BM": b".bmp",
+        b"RIFF": b".webp",
+        NPY_SIGNATURE: b".npy",
+    }
     return next((extension for start, extension in signatures.items() if data.startswith(start)), b".tif")

@@ -3,18 +3,17 @@
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from paceline.core.dataset import Datasets, JoinedNames, Sample, Source, Split
+from paceline.core.dataset import Datasets, JoinedNames, PixelArray, Sample, Source, Split
 from paceline.core.errors import DataError
 from paceline.data.bad_images import BadImage
 from paceline.data.convert.assemble import format_sample_name, get_sample_names
-from paceline.data.convert.encode import map_ordered, to_image
-from paceline.data.decode import decode
+from paceline.data.convert.encode import map_ordered
+from paceline.data.decode_array import decode_pixels, to_image
 from paceline.data.native import NativeExtension, load_native
 from paceline.data.pack.format import KIND_RECORD
 from paceline.data.pack.reader import PackSource
@@ -83,8 +82,13 @@ def compare_pack(
 
 def _check_same_dataset(source: Source, packed: Source) -> None:
     split = source.info.split
-    fields = {"class_names": "class names", "channels": "channels", "num_images": "number of images"}
-    fields["targets"] = "targets"
+    fields = {
+        "class_names": "class names",
+        "channels": "channels",
+        "pixels": "pixels",
+        "num_images": "number of images",
+        "targets": "targets",
+    }
     for field, title in fields.items():
         packed_value, source_value = getattr(packed.info, field), getattr(source.info, field)
         if packed_value != source_value:
@@ -140,9 +144,7 @@ class _SplitComparison:
             return self._build_fault(index, "has other pixels in the pack")
         return self._compare_resized(index, actual, expected, resize)
 
-    def _compare_resized(
-        self, index: int, actual: NDArray[np.uint8], expected: NDArray[np.uint8], resize: int
-    ) -> float | Fault:
+    def _compare_resized(self, index: int, actual: PixelArray, expected: PixelArray, resize: int) -> float | Fault:
         height, width = expected.shape[:2]
         scale = min(1.0, resize / min(height, width))
         size = (round(height * scale), round(width * scale))
@@ -157,13 +159,8 @@ class _SplitComparison:
             return self._build_fault(index, f"is another image: its pixels differ by {difference:.0f} of 255")
         return difference
 
-    def _decode(self, sample: Sample) -> NDArray[np.uint8]:
-        content, _ = sample
-        if not isinstance(content, bytes):
-            return content
-        channels: Literal[1, 3] = 3 if self.source.info.channels == 3 else 1
-        pixels = np.asarray(decode(content, channels=channels, name=""))
-        return pixels if pixels.ndim == 3 else pixels[:, :, None]
+    def _decode(self, sample: Sample) -> PixelArray:
+        return decode_pixels(sample[0], self.source.info.pixel_format, name="")
 
     def _decode_native(self, record: bytes, core: NativeExtension) -> NDArray[np.uint8]:
         height, width, _ = core.size_of(record)

@@ -97,7 +97,8 @@ def build_train_loader(
 
     `to_steps` converts durations to steps; without it, mixup and cutmix do not end.
     """
-    augments = build_augments(data.augment, source.info.mean if data.mean == "auto" else data.mean)
+    mean = source.info.mean if data.mean == "auto" else data.mean
+    augments = build_augments(data.augment, mean, source.info.pixels)
     host_augments, _ = split_augments(augments, on_device=options.on_device)
     mix = build_mixer(data.augment, source.info.num_classes, to_steps)
     resizer = build_train_resizer(data)
@@ -143,9 +144,7 @@ class _LoaderBuilder:
             case "native":
                 return self._build_native_loader()
             case "threads":
-                return self._build_thread_loader(
-                    partial(self._build_batch_makers, changes=fuse_crop_flip(self.augments, load_native()))
-                )
+                return self._build_thread_loader(partial(self._build_batch_makers, changes=self._fused_augments))
             case "nvjpeg":
                 from paceline.contrib.nvjpeg import build_nvjpeg
 
@@ -155,12 +154,17 @@ class _LoaderBuilder:
                 )
             case "processes":
                 return self._build_process_loader()
-        (batch_maker,) = self._build_batch_makers([WorkerProgress(1)], fuse_crop_flip(self.augments, load_native()))
+        (batch_maker,) = self._build_batch_makers([WorkerProgress(1)], self._fused_augments)
         return InlineLoader(batch_maker, options.pin_memory, self._loader_stats)
+
+    @property
+    def _fused_augments(self) -> tuple[Change, ...]:
+        # The extension moves 8-bit pixels.
+        return fuse_crop_flip(self.augments, None if self.source.info.pixel_format.is_wide else load_native())
 
     def _build_process_loader(self) -> ProcessLoader:
         workers, progress = self.options.workers, WorkerProgress(self.options.workers)
-        (batch_maker,) = self._build_batch_makers([progress], fuse_crop_flip(self.augments, load_native()))
+        (batch_maker,) = self._build_batch_makers([progress], self._fused_augments)
         name_of = self.source.name_of
         return ProcessLoader(
             batch_maker, workers, self.options.pin_memory, self.timeout, progress, name_of, self._loader_stats

@@ -44,6 +44,7 @@ def choose_loader(data: Data, source: Source, *, device: str, cores: int, free_b
             _check_native(data, source, extension)
             return LoaderChoice("native", _count_threads(data, cores))
         case "nvjpeg":
+            _check_photo(data, source)
             from paceline.contrib.nvjpeg import check_nvjpeg
 
             check_nvjpeg(data, source, is_gpu=device == "cuda")
@@ -77,12 +78,16 @@ def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int
         is_gpu
         and not _has_random_resized_crop(data)
         and data.augment_on != "host"
-        and source.images.nbytes <= free_bytes * _MAX_GPU_MEMORY_SHARE
+        and _count_device_bytes(source) <= free_bytes * _MAX_GPU_MEMORY_SHARE
     ):
         return LoaderChoice("device", 0)
     # Pixels in memory need workers only if a GPU would wait for augmentation on the host. On a CPU, workers would
     # compete with the model for cores.
     return _choose_processes(data, cores) if is_gpu and has_host_augments(data) else LoaderChoice("inline", 0)
+
+
+def _count_device_bytes(source: ArraySource) -> int:
+    return source.images[..., 0].size * source.info.pixel_format.batch_bytes
 
 
 # One core is left to the main process.
@@ -110,9 +115,10 @@ def _check_device(data: Data, source: Source, is_gpu: bool, free_bytes: float) -
         raise RecipeError(
             "data.loader: device augments batches on the GPU, and data.augment_on is host (leave one at auto)"
         )
-    if is_gpu and source.images.nbytes > free_bytes:
+    num_bytes = _count_device_bytes(source)
+    if is_gpu and num_bytes > free_bytes:
         raise RecipeError(
-            f"data.loader: device: the data is {size(source.images.nbytes)}, and the GPU has {size(free_bytes)} free "
+            f"data.loader: device: the data is {size(num_bytes)}, and the GPU has {size(free_bytes)} free "
             f"(set data.loader=auto)"
         )
 
@@ -128,6 +134,7 @@ def _check_native(data: Data, source: Source, extension: NativeExtension | None)
             f"data.loader: native reads packs, and data.source is {data.source.name} (make a pack with `paceline data "
             f"pack` and set data.source={{name: pack, root: OUT}}, or set data.loader=auto)"
         )
+    _check_photo(data, source)
     if extension is None:
         raise RecipeError(f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto")
     if not _has_records(source):
@@ -143,6 +150,15 @@ def _check_native(data: Data, source: Source, extension: NativeExtension | None)
     exceeded = _find_exceeded_native_limit(data)
     if exceeded:
         raise RecipeError(f"data.loader: native: {exceeded} (lower it, or set data.loader=auto)")
+
+
+def _check_photo(data: Data, source: Source) -> None:
+    form = source.info.pixel_format
+    if not form.is_photo:
+        raise RecipeError(
+            f"data.loader: {data.loader} decodes 8-bit gray and RGB images, and data.source has "
+            f"{count(form.channels, 'channel')} of {form.pixels} (set data.loader=auto)"
+        )
 
 
 def _find_exceeded_native_limit(data: Data) -> str:

@@ -15,6 +15,7 @@ from paceline.core.dataset import ArraySource
 from paceline.core.results import LoaderResult
 from paceline.data.augment.geometric import Augment
 from paceline.data.batch import Batch
+from paceline.data.loaders.reader import scale_pixels
 from paceline.data.order import BatchSchedule
 from paceline.data.timing import BatchTimer, LoaderStats
 
@@ -23,7 +24,7 @@ _SAMPLES_PER_COPY: Final = 1 << 15
 
 
 class ResidentSplit(NamedTuple):
-    """A split in device memory: uint8 images [M, C, H, W], int64 labels [M]."""
+    """A split in device memory: images [M, C, H, W], int64 labels [M]."""
 
     images: Tensor
     labels: Tensor
@@ -101,7 +102,7 @@ class DeviceLoader:
 
 def load_split_to_device(source: ArraySource, device: torch.device) -> ResidentSplit:
     """Copy all of `source` to `device`."""
-    images = torch.from_numpy(np.asarray(source.images)).to(device)
+    images = torch.from_numpy(np.asarray(scale_pixels(source.images))).to(device)
     return ResidentSplit(images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(source.labels).to(device))
 
 

@@ -1,6 +1,6 @@
-"""Read samples by index as uint8 images of one size: gather from memory, or decode and resize."""
+"""Read samples by index as images of one size, uint8 or scaled float32: gather from memory, or decode and resize."""
 
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -9,11 +9,12 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
-from paceline.core.dataset import ArraySource, Source
+from paceline.core.dataset import ArraySource, PixelArray, Source
 from paceline.core.errors import DataError
+from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.data.augment.geometric import FusedCropFlip
 from paceline.data.bad_images import BadImage, BadImagePolicy
-from paceline.data.decode import decode
+from paceline.data.decode_array import decode_image
 from paceline.data.resize import ImageOrTensor, Resizer
 from paceline.data.timing import BatchTimer
 
@@ -23,15 +24,25 @@ MAX_COPIED_BYTES: Final = 4 * 10**9
 Indices = NDArray[np.int64]
 
 
-def load_images(source: ArraySource, max_copied_bytes: int = MAX_COPIED_BYTES) -> Tensor | NDArray[np.uint8]:
-    """Copy the images to uint8 [M, C, H, W], which is gathered faster; return them as they are above the limit."""
-    if source.images.nbytes > max_copied_bytes:
-        return source.images
-    return torch.from_numpy(np.ascontiguousarray(source.images.transpose(0, 3, 1, 2)))
+def scale_pixels(pixels: PixelArray) -> PixelArray:
+    """Return uint8 pixels as they are, and wider ones as float32, divided by their full scale."""
+    scale = FULL_SCALE[cast(PixelType, pixels.dtype.name)]
+    return pixels if pixels.dtype == np.uint8 else pixels.astype(np.float32) / np.float32(scale)
+
+
+def to_planes(pixels: PixelArray) -> Tensor:
+    """Return pixels [..., H, W, C] as a contiguous tensor [..., C, H, W], scaled by `scale_pixels`."""
+    # Always a copy: the source's array may be read-only.
+    return torch.from_numpy(np.moveaxis(scale_pixels(pixels), -1, -3).copy())
+
+
+def load_images(source: ArraySource, max_copied_bytes: int = MAX_COPIED_BYTES) -> Tensor | PixelArray:
+    """Copy the images to [M, C, H, W], which is gathered faster; return them as they are above the limit."""
+    return source.images if source.images.nbytes > max_copied_bytes else to_planes(source.images)
 
 
 class ReadSamples(NamedTuple):
-    """Samples read for N indices: K uint8 images [K, C, size, size] and their labels int64 [K].
+    """Samples read for N indices: K images [K, C, size, size], uint8 or float32, and their labels int64 [K].
 
     `is_kept`, bool [N], is false for unreadable samples that were dropped. `bad` lists the distinct unreadable samples,
     in order of occurrence.
@@ -46,13 +57,13 @@ class ReadSamples(NamedTuple):
 class ArrayReader:
     """Gather raw pixels of one size, a whole batch at once.
 
-    `images` are uint8 [M, C, H, W], or [M, H, W, C] if they may be a mapped file. `crop_flip`, which needs a
-    tensor, is applied in the same pass.
+    `images` are a tensor [M, C, H, W], or an array [M, H, W, C] if they may be a mapped file. `crop_flip`, which needs
+    a tensor, is applied in the same pass.
     """
 
     def __init__(
         self,
-        images: Tensor | NDArray[np.uint8],
+        images: Tensor | PixelArray,
         labels: NDArray[np.int64],
         crop_flip: FusedCropFlip | None,
         timer: BatchTimer,
@@ -66,7 +77,7 @@ class ArrayReader:
         self.num_draws = crop_flip.num_draws if crop_flip else 0
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
-        """Return (uint8 [N, C, size, size], int64 [N]); `draws` is float64 [N, num_draws]."""
+        """Return (images [N, C, size, size], int64 [N]); `draws` is float64 [N, num_draws]."""
         return ReadSamples(
             self._gather(indices, draws, size),
             self._labels[torch.from_numpy(indices)],
@@ -83,7 +94,7 @@ class ArrayReader:
         if isinstance(stored, Tensor):
             images = stored.index_select(0, torch.from_numpy(indices))  # on CIFAR-10 several times faster than indexing
         else:
-            images = torch.from_numpy(stored[indices]).permute(0, 3, 1, 2).contiguous()
+            images = to_planes(stored[indices])
         self._timer.end_read(images.nbytes)
         if images.shape[-2:] != (size, size):
             images = F.resize(images, [size, size], self._interpolation, antialias=True)
@@ -105,7 +116,7 @@ class ImageReader:
         self.num_draws = resizer.num_draws
 
     def read(self, indices: Indices, draws: NDArray[np.float64], size: int) -> ReadSamples:
-        """Return (uint8 [K, C, size, size], int64 [K]) and the dropped samples."""
+        """Return (images [K, C, size, size], int64 [K]) and the dropped samples."""
         images, labels, is_kept = [], [], []
         bad: dict[int, BadImage] = {}
         for index, draw in zip(indices.tolist(), draws, strict=True):
@@ -116,7 +127,8 @@ class ImageReader:
                 images.append(self._resizer(image, draw, size))
                 self._timer.end_stage("decode")
                 labels.append(label)
-        empty = torch.empty(0, self._channels, size, size, dtype=torch.uint8)
+        form = self._source.info.pixel_format
+        empty = torch.empty(0, form.channels, size, size, dtype=torch.float32 if form.is_wide else torch.uint8)
         return ReadSamples(
             torch.stack(images) if images else empty,
             torch.tensor(labels, dtype=torch.int64),
@@ -137,14 +149,11 @@ class ImageReader:
                 current = self._bad_image_policy(current, len(self._source), bad, error)
         return None
 
-    def _decode(self, content: bytes | NDArray[np.uint8], index: int) -> ImageOrTensor:
+    def _decode(self, content: bytes | PixelArray, index: int) -> ImageOrTensor:
         if isinstance(content, bytes):
-            return decode(content, channels=self._channels, name=self._source.name_of(index))
-        return torch.from_numpy(content.transpose(2, 0, 1).copy())  # a copy: the source's array may be read-only
-
-    @property
-    def _channels(self) -> Literal[1, 3]:
-        return 3 if self._source.info.channels == 3 else 1
+            decoded = decode_image(content, self._source.info.pixel_format, name=self._source.name_of(index))
+            return to_planes(decoded) if isinstance(decoded, np.ndarray) else decoded
+        return to_planes(content)
 
 
 SampleReader = ArrayReader | ImageReader

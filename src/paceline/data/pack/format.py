@@ -7,21 +7,23 @@ import struct
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.main import IncEx
 
 from paceline.core.dataset import Split, TargetTable
 from paceline.core.errors import DataError
+from paceline.core.pixels import MAX_CHANNELS, PixelType
 from paceline.data.pack.shards import HEADER_BYTES
 from paceline.data.pack.targets import decode_targets
 
 # A copy in text mode changes the line end, as in PNG's signature.
 MAGIC = b"plpack\r\n"
 PACK_VERSION = 1
-# The index has a table of targets, which a reader of version 1 would take for unknown metadata.
-TARGETS_VERSION = 2
+# Its metadata may have a table of targets, and pixels other than 8-bit ones: keys that readers of version 1 refuse.
+EXTENDED_VERSION = 2
 # Every section starts at a multiple of this, so that numpy can map its columns without a copy.
 ALIGNMENT = 64
 KIND_PIXELS, KIND_RECORD, KIND_FILE = 0, 1, 2
@@ -112,10 +114,10 @@ class PackHeader:
                 f"{file_name}: is not a pack: it starts with {data[:8]!r} (paceline data pack writes packs)"
             )
         _, version, role, crc32, pack_id, num_bytes, data_bytes, index_bytes, *rest = _HEADER_STRUCT.unpack_from(data)
-        if version not in (PACK_VERSION, TARGETS_VERSION):
+        if version not in (PACK_VERSION, EXTENDED_VERSION):
             raise DataError(
                 f"{file_name}: is a pack of version {version}, and this program reads versions {PACK_VERSION} and "
-                f"{TARGETS_VERSION} (read it with a newer paceline, or pack it again)"
+                f"{EXTENDED_VERSION} (read it with a newer paceline, or pack it again)"
             )
         zeroed = data[:12] + bytes(4) + data[16:HEADER_BYTES]
         index_crc32, data_crc32, shard, num_shards = rest
@@ -230,7 +232,8 @@ class PackMeta(_FrozenModel):
     """The JSON of an index."""
 
     class_names: Annotated[tuple[str, ...], Field(min_length=1)]
-    channels: Literal[1, 3]
+    channels: Annotated[int, Field(ge=1, le=MAX_CHANNELS)]
+    pixels: PixelType = "uint8"
     made: ProcessingMeta
     train: SplitMeta
     val: SplitMeta
@@ -253,12 +256,13 @@ class PackMeta(_FrozenModel):
     def version(self) -> int:
         """Version of the format that can hold it."""
         has_targets = self.train.targets is not None or self.val.targets is not None
-        return TARGETS_VERSION if has_targets else PACK_VERSION
+        return EXTENDED_VERSION if has_targets or self.pixels != "uint8" else PACK_VERSION
 
     def to_json(self) -> bytes:
         """Return deterministic JSON."""
-        left_out = {"targets"} if self.version == PACK_VERSION else set()  # the JSON of version 1 has no such key
-        return self.model_dump_json(exclude={"train": left_out, "val": left_out}).encode()
+        # The JSON of version 1 has none of these keys.
+        left_out: IncEx = {"pixels": True, "train": {"targets"}, "val": {"targets"}}
+        return self.model_dump_json(exclude=left_out if self.version == PACK_VERSION else None).encode()
 
     @classmethod
     def from_json(cls, data: bytes, file_name: str) -> "PackMeta":

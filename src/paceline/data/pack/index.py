@@ -236,6 +236,7 @@ def _has_valid_sizes(
     if not is_pixels.any():
         return True
     num_bytes = heights[is_pixels].astype(np.uint64) * widths[is_pixels] * np.uint64(meta.channels)
+    num_bytes *= np.uint64(np.dtype(meta.pixels).itemsize)
     return bool((num_bytes == lengths[is_pixels]).all())
 
 

@@ -83,7 +83,7 @@ class PackSource:
         return shards.astype(np.int32), within, lengths
 
     def read(self, index: int) -> Sample:
-        """Return (JPEG restored from a record, unchanged file, or uint8 pixels [H, W, C]; label).
+        """Return (JPEG restored from a record, unchanged file, or or pixels [H, W, C]; label).
 
         Raise `ImageError` for an empty or damaged sample, and `DataError` naming a shard that cannot be read.
         """
@@ -95,7 +95,7 @@ class PackSource:
         match int(columns.kinds[index]):
             case kind if kind == KIND_PIXELS:
                 shape = (int(columns.heights[index]), int(columns.widths[index]), self.info.channels)
-                return np.frombuffer(stored, dtype=np.uint8).reshape(shape), label
+                return np.frombuffer(stored, dtype=self._dtype).reshape(shape), label
             case kind if kind == KIND_RECORD:
                 try:
                     return restore_jpeg(stored), label
@@ -127,6 +127,10 @@ class PackSource:
         return _reopen_source, (self.index.path, self.index.display_name, self.files, self.info.split)
 
     @property
+    def _dtype(self) -> np.dtype[np.uint8 | np.uint16 | np.float32]:
+        return np.dtype(self.info.pixels).newbyteorder("<")
+
+    @property
     def _columns(self) -> SplitColumns:
         return self.index.splits[self.info.split]
 
@@ -150,7 +154,7 @@ def _build_pack_source(index: PackIndex, shards: Shards, split: Split) -> Source
     columns = index.splits[split]
     if size is None or not len(columns) or columns.names or columns.kinds.any():
         return source
-    num_bytes = size[0] * size[1] * source.info.channels
+    num_bytes = size[0] * size[1] * source.info.channels * source._dtype.itemsize
     first = int(columns.offsets[0])
     contiguous = np.arange(len(columns), dtype=np.uint64) * np.uint64(num_bytes) + np.uint64(first)
     if (columns.lengths != num_bytes).any() or not np.array_equal(columns.offsets, contiguous):
@@ -160,7 +164,7 @@ def _build_pack_source(index: PackIndex, shards: Shards, split: Split) -> Source
         return source
     pixels = shards.array(int(first_shard), int(offsets[0]), len(columns) * num_bytes)
     shape = (len(columns), *size, source.info.channels)
-    return ArraySource(source.info, pixels.reshape(shape), columns.labels.astype(np.int64))
+    return ArraySource(source.info, pixels.view(source._dtype).reshape(shape), columns.labels.astype(np.int64))
 
 
 def _build_info(index: PackIndex, split: Split) -> DatasetInfo:
@@ -176,4 +180,5 @@ def _build_info(index: PackIndex, split: Split) -> DatasetInfo:
         std=meta.std,
         notes=meta.notes,
         targets=index.meta.decode_targets(split),
+        pixels=index.meta.pixels,
     )

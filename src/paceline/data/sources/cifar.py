@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Split
 from paceline.core.errors import DataError
+from paceline.core.pixels import PixelFormat
 from paceline.data.decode import decode
 from paceline.data.files import expand_path, is_file, is_folder, printable
 from paceline.data.sources.download import download_cifar
@@ -228,7 +229,7 @@ def _decode_class_folders(root: Path, split: Split, variant: _CifarVariant) -> A
             f"{variant.num_classes} classes (use data.source.name=folder for other images)"
         )
     names = tuple(printable(name) for name in tree.class_names)
-    info = build_files_info(variant.name, split, len(tree.paths), names, 3)
+    info = build_files_info(variant.name, split, len(tree.paths), names, PixelFormat(3))
     files = ImageFileSource.from_paths(info, str(tree.root), tree.paths, tree.labels)
     images = np.empty((len(files), *_IMAGE_SIZE, 3), dtype=np.uint8)
     for index in range(len(files)):

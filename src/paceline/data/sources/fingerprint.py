@@ -45,9 +45,10 @@ def digest_split(source: Source) -> bytes:
 def _hash_split(source: Source) -> bytes:
     digest = hashlib.sha256()
     names = "\0".join(source.info.class_names).encode("utf-8", "surrogateescape")
-    targets = source.info.targets
+    form, targets = source.info.pixel_format, source.info.targets
+    kind = f"{form.channels} {form.pixels}" if form.is_wide else str(form.channels)
     table = () if targets is None else (np.ascontiguousarray(targets.rows, dtype="<f4").tobytes(),)
-    for field in (names, str(source.info.channels).encode(), *_hash_inputs(source), *table):
+    for field in (names, kind.encode(), *_hash_inputs(source), *table):
         digest.update(len(field).to_bytes(8, "little"))  # so that no sequence of fields hashes like another
         digest.update(field)
     return digest.digest()
@@ -88,7 +89,7 @@ def _read_some_samples(source: PluginSamples) -> Iterator[bytes]:
         yield content if isinstance(content, bytes) else str(content.shape).encode() + content.tobytes()
 
 
-def _little_endian_bytes(values: NDArray[np.integer]) -> memoryview:
+def _little_endian_bytes(values: NDArray[np.integer | np.floating]) -> memoryview:
     # In C order, and the same on every machine.
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).reshape(-1).view(np.uint8).data
 

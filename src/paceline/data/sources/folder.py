@@ -47,23 +47,28 @@ class ClassTree:
 
 @dataclass
 class _WalkResult:
+    arrays: bool  # whether .npy files are images
     images: list[bytes] = field(default_factory=list)  # relative to the root
     faults: dict[str, str] = field(default_factory=dict)  # image path relative to the root: why it cannot be read
     others: list[str] = field(default_factory=list)  # absolute paths of other files
 
+    def is_image(self, name: str) -> bool:
+        return has_image_extension(name, arrays=self.arrays)
+
 
 def scan_class_folders(
-    root: Path, *, setting: str, purpose: ImagePurpose = "training", skip_bad: bool = False
+    root: Path, *, setting: str, purpose: ImagePurpose = "training", skip_bad: bool = False, arrays: bool = False
 ) -> ClassTree:
     """List the class folders of `root` and the images below them at any depth, without hidden files.
 
     Raise `DataError`, naming `setting` or the path, if `root` or a class has no images, if two class names look the
-    same, or if an entry named like an image cannot be one (`find_fault`). With `skip_bad` such entries count as images.
+    same, or if an entry named like an image cannot be one (`find_fault`). With `skip_bad` such entries count as images,
+    and with `arrays` .npy files do.
     """
     identity, top = list_entries(root, setting)
     folders = sorted((entry.name for entry in top if entry_kind(entry) == "folder"), key=os.fsencode)
-    unclassified = [entry.path for entry in top if has_image_extension(entry.name) and entry_kind(entry) != "folder"]
-    walked = _WalkResult()
+    walked = _WalkResult(arrays)
+    unclassified = [entry.path for entry in top if walked.is_image(entry.name) and entry_kind(entry) != "folder"]
     paths: list[bytes] = []
     sizes = []
     empty: dict[str, list[str]] = {}
@@ -131,7 +136,7 @@ def _walk_folder(folder: str, relative: str, result: _WalkResult, parents: tuple
     identity, entries = list_entries(folder, parents=parents)
     for entry in entries:
         name = entry.name
-        match has_image_extension(name), entry_kind(entry):
+        match result.is_image(name), entry_kind(entry):
             case True, _:
                 result.images.append(os.fsencode(relative + name))
                 fault = find_fault(entry)
@@ -203,7 +208,7 @@ def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
     if val_root is None:
         train, val = _split_tree(train, section)
     else:
-        val = _remap_labels(_scan_val_root(val_root, skip_bad=skip_bad), train)
+        val = _remap_labels(_scan_val_root(val_root, section, skip_bad=skip_bad), train)
         val = replace(val, notes=(*val.notes, *_note_missing_classes(val), *_note_unused_folders(section, val_root)))
         if train_root.samefile(val_root):
             note = "validation reads the training images, so its accuracy does not measure generalization"
@@ -220,17 +225,22 @@ def load_folder_validation(section: Folder, *, skip_bad: bool = False) -> ImageF
     if val_root is None:
         _, val = _split_tree(_scan_train_root(train_root, section, skip_bad=skip_bad), section)
     else:
-        val = _scan_val_root(val_root, skip_bad=skip_bad)
+        val = _scan_val_root(val_root, section, skip_bad=skip_bad)
     return _build_folder_source(val, "val", section)
 
 
 def _scan_train_root(root: Path, section: Folder, *, skip_bad: bool) -> ClassTree:
     setting = "data.source.root" if section.train_root == "auto" else "data.source.train_root"
-    return scan_class_folders(root, setting=setting, skip_bad=skip_bad)
+    return scan_class_folders(root, setting=setting, skip_bad=skip_bad, arrays=_has_arrays(section))
 
 
-def _scan_val_root(root: Path, *, skip_bad: bool) -> ClassTree:
-    return scan_class_folders(root, setting="data.source.val_root", purpose="validation", skip_bad=skip_bad)
+def _scan_val_root(root: Path, section: Folder, *, skip_bad: bool) -> ClassTree:
+    setting, arrays = "data.source.val_root", _has_arrays(section)
+    return scan_class_folders(root, setting=setting, purpose="validation", skip_bad=skip_bad, arrays=arrays)
+
+
+def _has_arrays(section: Folder) -> bool:
+    return not section.pixel_format.is_photo
 
 
 def resolve_folder_roots(section: Folder) -> tuple[Path, Path | None]:
@@ -303,7 +313,7 @@ def _note_unused_folders(section: Folder, val_root: Path) -> list[str]:
 def _build_folder_source(tree: ClassTree, split: Split, section: Folder) -> ImageFileSource:
     class_names = tuple(printable(name) for name in tree.class_names)
     root = os.fspath(tree.root.absolute())  # worker processes may have another working directory
-    info = build_files_info("folder", split, len(tree.paths), class_names, section.channels, tree.notes)
+    info = build_files_info("folder", split, len(tree.paths), class_names, section.pixel_format, tree.notes)
     return ImageFileSource.from_paths(info, root, tree.paths, tree.labels)
 
 
@@ -314,9 +324,10 @@ def load_test_folder(section: Folder, *, skip_bad: bool = False) -> ImageFileSou
     """
     root = _resolve_test_root(section)
     setting = "data.source.root" if section.val_root == "auto" else "data.source.val_root"
-    tree = scan_class_folders(root, setting=setting, purpose="evaluation", skip_bad=skip_bad)
+    arrays = _has_arrays(section)
+    tree = scan_class_folders(root, setting=setting, purpose="evaluation", skip_bad=skip_bad, arrays=arrays)
     class_names = tuple(printable(name) for name in tree.class_names)
-    info = build_files_info("folder", "val", len(tree.paths), class_names, section.channels, tree.notes)
+    info = build_files_info("folder", "val", len(tree.paths), class_names, section.pixel_format, tree.notes)
     return ImageFileSource.from_paths(info, os.fspath(root.absolute()), tree.paths, tree.labels)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.dataset import DatasetInfo, Datasets, Sample, Source, Split
 from paceline.core.errors import DataError, suggest_similar
+from paceline.core.pixels import PixelFormat
 from paceline.data.bad_images import ImageError
 from paceline.data.files import expand_path, is_file, is_folder, printable
 from paceline.data.sources.image_files import ImageFileSource, build_files_info
@@ -245,7 +246,9 @@ def _build_huggingface_source(
     root = str(expand_path(section.root).absolute())
     with _wrap_library_errors(Path(root)):
         images = split.select_columns([image]).with_format("arrow")
-        info = build_files_info("huggingface", split_name, len(images), labels.class_names, section.channels)
+        info = build_files_info(
+            "huggingface", split_name, len(images), labels.class_names, PixelFormat(section.channels)
+        )
         if _count_embedded_images(images):
             return HuggingFaceSource(info, root, images, labels.by_split[stored_name])
         paths = [fsencode(path.removeprefix(f"{root}/")) for path in _iter_image_paths(images)]

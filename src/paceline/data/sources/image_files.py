@@ -6,15 +6,16 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.dataset import DatasetInfo, JoinedNames, Sample, Split
 from paceline.core.errors import DataError
+from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
 from paceline.data.bad_images import ImageError
+from paceline.data.extra_formats import require_decoders
 from paceline.data.files import printable
 
 # ImageNet statistics of torchvision's reference training; for grayscale, the means over the channels.
@@ -36,8 +37,13 @@ class ImageFileSource:
     def from_paths(
         cls, info: DatasetInfo, root: str, paths: Sequence[bytes], labels: NDArray[np.int32]
     ) -> "ImageFileSource":
-        """Build a source from N `paths` in file system encoding (`os.fsencode`) and int32 `labels` [N]."""
+        """Build a source from N `paths` in file system encoding (`os.fsencode`) and int32 `labels` [N].
+
+        Raise `RecipeError` if a package is missing that decodes one of them.
+        """
         assert len(paths) == len(labels), f"{len(paths)} paths for {len(labels)} labels"
+        extensions = {path.rpartition(b".")[2].lower() for path in paths}
+        require_decoders({os.fsdecode(each) for each in extensions}, info.pixel_format)
         return cls(info, root, JoinedNames.from_list(paths), labels)
 
     def __len__(self) -> int:
@@ -82,20 +88,24 @@ def build_files_info(
     split: Split,
     num_images: int,
     class_names: tuple[str, ...],
-    channels: Literal[1, 3],
+    form: PixelFormat,
     notes: tuple[str, ...] = (),
 ) -> DatasetInfo:
-    """Build the facts of a split of images of any size, normalized with ImageNet's statistics."""
+    """Build the facts of a split of images of any size.
+
+    8-bit gray or RGB is normalized with ImageNet's statistics, others with those that `sources.statistics` measures.
+    """
     return DatasetInfo(
         name=name,
         split=split,
         num_images=num_images,
         class_names=class_names,
-        channels=channels,
+        channels=form.channels,
         image_size=None,
-        mean=_IMAGENET_MEAN[channels],
-        std=_IMAGENET_STD[channels],
+        mean=_IMAGENET_MEAN[form.channels] if form.is_photo else (),
+        std=_IMAGENET_STD[form.channels] if form.is_photo else (),
         notes=notes,
+        pixels=form.pixels,
     )
 
 

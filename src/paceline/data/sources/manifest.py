@@ -250,6 +250,6 @@ def _build_manifest_source(
     targets: TargetTable | None,
 ) -> ImageFileSource:
     class_names = tuple(printable(name) for name in class_names)
-    info = build_files_info("manifest", split, len(listing.paths), class_names, section.channels, notes)
+    info = build_files_info("manifest", split, len(listing.paths), class_names, section.pixel_format, notes)
     paths = [os.fsencode(path) for path in listing.paths]
     return ImageFileSource.from_paths(replace(info, targets=targets), str(listing.root), paths, labels.astype(np.int32))

@@ -5,13 +5,15 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, Split, TargetTable
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, PixelArray, Sample, Source, Split, TargetTable
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.pixels import FULL_SCALE, MAX_CHANNELS, PixelFormat, PixelType
+from paceline.core.units import count
 from paceline.data.bad_images import ImageError
 from paceline.data.sources.image_files import build_files_info
 from paceline.recipe.plugins import SOURCE, PluginRef, describe_error
@@ -21,6 +23,9 @@ _FIELD_PATH: Final = "data.source"
 _SUPPORTED_SPLITS: Final = (
     "(images, labels, class_names), an object with classes, __len__ and read, or a paceline Source"
 )
+_RGB: Final = PixelFormat(3)
+_PIXEL_TYPES: Final = "uint8, uint16 or float32"
+_LIMIT: Final = f"C up to {MAX_CHANNELS}"
 # Pixels per call of `np.bincount`, which needs 8 bytes for each.
 _BLOCK_PIXELS: Final = 1 << 20
 # With `skip_bad`, the first samples of which one should be readable.
@@ -32,22 +37,24 @@ def load_plugin_source(section: OwnSource, *, skip_bad: bool = False) -> Dataset
 
     A split may be
 
-    - `(images, labels, class_names)`: uint8 [N, H, W] or [N, H, W, C] with C of 1 or 3, integers [N], strings;
-    - an object with `classes`, `__len__()` and `read(index) -> (encoded bytes, or uint8 [H, W] or [H, W, C]; label)`,
+    - `(images, labels, class_names)`: pixels [N, H, W] or [N, H, W, C], integers [N], strings;
+    - an object with `classes`, `__len__()` and `read(index) -> (encoded bytes, or pixels [H, W] or [H, W, C]; label)`,
       for images of any size that are read on access; with an attribute `targets`, the label is not used;
     - a `paceline.core.dataset.Source`, which is used unchanged.
 
-    For several labels per image or soft labels, `labels` or `targets` are N targets: each a set, list or tuple of class
-    names or numbers, or an array of a share from 0 to 1 for each class.
+    Pixels are uint8, uint16 or float32, with C of 1 to 16. For several labels per image or soft labels, `labels` or
+    `targets` are N targets: each a set, list or tuple of class names or numbers, or an array of a share from 0 to 1 for
+    each class.
     """
     plugin = PluginRef(_FIELD_PATH, section.name, section.args, SOURCE)
     train = _build_split(plugin, section, "train", skip_bad=skip_bad)
-    val = _build_split(plugin, section, "val", skip_bad=skip_bad, channels=1 if train.info.channels == 1 else 3)
+    val = _build_split(plugin, section, "val", skip_bad=skip_bad, default=train.info.pixel_format)
     if train.info.class_names != val.info.class_names:
         raise plugin.error("names other classes for val than for train (return the same, in the same order)")
-    if train.info.channels != val.info.channels:
+    if train.info.pixel_format != val.info.pixel_format:
         raise plugin.error(
-            f"has images of {train.info.channels} channels in train and of {val.info.channels} in val (make them agree)"
+            f"has images of {_describe(train.info.pixel_format)} in train and of {_describe(val.info.pixel_format)} in "
+            "val (make them agree)"
         )
     return Datasets(train, val)
 
@@ -58,7 +65,7 @@ def load_plugin_validation(section: OwnSource, *, skip_bad: bool = False) -> Sou
 
 
 def _build_split(
-    plugin: PluginRef, section: OwnSource, split: Split, *, skip_bad: bool, channels: Literal[1, 3] = 3
+    plugin: PluginRef, section: OwnSource, split: Split, *, skip_bad: bool, default: PixelFormat = _RGB
 ) -> Source:
     returned = plugin.make(split=split)
     match returned:
@@ -69,7 +76,7 @@ def _build_split(
         _check_channels_unset(section)
         _require_attributes(plugin, split, returned, ("__len__", "read", "name_of"))
         return cast(Source, returned)
-    return _build_plugin_samples(plugin, section, split, returned, skip_bad=skip_bad, channels=channels)
+    return _build_plugin_samples(plugin, section, split, returned, skip_bad=skip_bad, default=default)
 
 
 def _call_plugin(plugin: PluginRef, split: Split, function: Callable[[], Any]) -> Any:
@@ -101,9 +108,13 @@ def _check_channels_unset(section: OwnSource) -> None:
 def _build_array_source(plugin: PluginRef, split: Split, images: Any, labels: Any, class_names: Any) -> ArraySource:
     images = _to_array(plugin, split, "images", images)
     images = images[..., None] if images.ndim == 3 else images
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+    if images.dtype.name not in FULL_SCALE or images.ndim != 4 or not 1 <= images.shape[3] <= MAX_CHANNELS:
         actual = f"{images.dtype} {list(images.shape)}"
-        raise plugin.error(f"gives {split} images as {actual} (give uint8 [N, H, W], or [N, H, W, C] with C of 1 or 3)")
+        raise plugin.error(
+            f"gives {split} images as {actual} (give {_PIXEL_TYPES} [N, H, W] or [N, H, W, C], {_LIMIT})"
+        )
+    if images.dtype == np.float32 and not np.isfinite(images).all():
+        raise plugin.error(f"gives {split} images with NaN or infinite pixels (replace them)")
     names, targets = _check_class_names(plugin, class_names), None
     if _are_targets(labels):
         targets, labels = _build_targets(plugin, split, labels, names)
@@ -114,9 +125,10 @@ def _build_array_source(plugin: PluginRef, split: Split, images: Any, labels: An
     wrong = [] if targets else labels[(labels < 0) | (labels >= len(names))][:1].tolist()
     if wrong:
         raise plugin.error(f"gives {split} label {wrong[0]}, and {len(names)} classes (give 0 to {len(names) - 1})")
-    mean, std = _compute_mean_and_std(images)
+    mean, std = _compute_mean_and_std(images) if images.dtype == np.uint8 else ((), ())
     height, width, channels = images.shape[1:]
-    info = DatasetInfo(plugin.name, split, len(labels), names, channels, (height, width), mean, std, targets=targets)
+    pixels, size = cast(PixelType, images.dtype.name), (height, width)
+    info = DatasetInfo(plugin.name, split, len(labels), names, channels, size, mean, std, (), targets, pixels)
     return ArraySource(info, np.ascontiguousarray(images), labels.astype(np.int64))
 
 
@@ -189,7 +201,7 @@ def _check_class_names(plugin: PluginRef, class_names: object) -> tuple[str, ...
 
 
 def _build_plugin_samples(
-    plugin: PluginRef, section: OwnSource, split: Split, returned: Any, *, skip_bad: bool, channels: Literal[1, 3]
+    plugin: PluginRef, section: OwnSource, split: Split, returned: Any, *, skip_bad: bool, default: PixelFormat
 ) -> "PluginSamples":
     _require_attributes(plugin, split, returned, ("classes", "__len__", "read"))
     names = _check_class_names(plugin, _call_plugin(plugin, split, lambda: returned.classes))
@@ -201,24 +213,27 @@ def _build_plugin_samples(
     targets, labels = (None, None) if given is None else _build_targets(plugin, split, given, names)
     if labels is not None and len(labels) != num_images:
         raise plugin.error(f"gives {split} {len(labels)} targets for {num_images} images (give one for each)")
-    info = replace(build_files_info(plugin.name, split, num_images, names, channels), targets=targets)
+    info = replace(build_files_info(plugin.name, split, num_images, names, default), targets=targets)
     probe = PluginSamples(info, returned, plugin.make(split=split), labels)
     content = probe.probe_first(skip_bad=skip_bad)
-    detected = build_files_info(plugin.name, split, num_images, names, _detect_channels(section, content, channels))
+    detected = build_files_info(plugin.name, split, num_images, names, _detect_format(section, content, default))
     samples = replace(probe, info=replace(detected, targets=targets))
     if content is not None:
-        samples.check_channels(0, content)
+        samples.check_format(0, content)
     return samples
 
 
-def _detect_channels(
-    section: OwnSource, content: bytes | NDArray[np.uint8] | None, default: Literal[1, 3]
-) -> Literal[1, 3]:
-    if section.channels != "auto":
-        return section.channels
-    if isinstance(content, np.ndarray):
-        return 1 if content.shape[2] == 1 else 3
-    return 3 if content else default
+def _detect_format(section: OwnSource, content: bytes | PixelArray | None, default: PixelFormat) -> PixelFormat:
+    form = _RGB if isinstance(content, bytes) else default if content is None else _get_format(content)
+    return form if section.channels == "auto" else form._replace(channels=section.channels)
+
+
+def _get_format(pixels: PixelArray) -> PixelFormat:
+    return PixelFormat(pixels.shape[2], cast(PixelType, pixels.dtype.name))
+
+
+def _describe(form: PixelFormat) -> str:
+    return f"{count(form.channels, 'channel')} of {form.pixels}"
 
 
 @dataclass(frozen=True)
@@ -239,20 +254,18 @@ class PluginSamples:
         return f"{self.info.name}/{self.info.split}[{index}]"
 
     def read(self, index: int) -> Sample:
-        """Return (encoded bytes, or uint8 pixels [H, W, C]; label). Raise `ImageError` if the sample is not valid."""
+        """Return (encoded bytes, or pixels [H, W, C]; label). Raise `ImageError` if the sample is not valid."""
         content, label = self._read_validated(index)
-        return self.check_channels(index, content), label
+        return self.check_format(index, content), label
 
-    def check_channels(self, index: int, content: bytes | NDArray[np.uint8]) -> bytes | NDArray[np.uint8]:
-        """Return `content`. Raise `ImageError` if its channels differ from the split's."""
-        if isinstance(content, np.ndarray) and content.shape[2] != self.info.channels:
-            channels = self.info.channels
-            raise self._build_error(
-                index, f"has {content.shape[2]} channels, and the split {channels}", "make them agree"
-            )
+    def check_format(self, index: int, content: bytes | PixelArray) -> bytes | PixelArray:
+        """Return `content`. Raise `ImageError` if its channels or their type differ from the split's."""
+        if isinstance(content, np.ndarray) and _get_format(content) != self.info.pixel_format:
+            actual, expected = _describe(_get_format(content)), _describe(self.info.pixel_format)
+            raise self._build_error(index, f"has {actual}, and the split {expected}", "make them agree")
         return content
 
-    def probe_first(self, *, skip_bad: bool) -> bytes | NDArray[np.uint8] | None:
+    def probe_first(self, *, skip_bad: bool) -> bytes | PixelArray | None:
         """Return the content of the first sample, or with `skip_bad` of the first readable one of a few, or None."""
         for index in range(min(_MAX_SAMPLES_PROBED, len(self))):
             try:
@@ -291,13 +304,19 @@ class PluginSamples:
             )
         return label
 
-    def _validate_pixels(self, index: int, pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    def _validate_pixels(self, index: int, pixels: NDArray[Any]) -> PixelArray:
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or not pixels.size:
+        if (
+            pixels.dtype.name not in FULL_SCALE
+            or pixels.ndim != 3
+            or not 1 <= pixels.shape[2] <= MAX_CHANNELS
+            or not pixels.size
+        ):
             actual = f"{pixels.dtype} {list(pixels.shape)}"
-            raise self._build_error(
-                index, f"read gives {actual}", "give bytes, or uint8 [H, W] or [H, W, C] with C of 1 or 3"
-            )
+            fix = f"give bytes, or {_PIXEL_TYPES} [H, W] or [H, W, C], {_LIMIT}"
+            raise self._build_error(index, f"read gives {actual}", fix)
+        if pixels.dtype == np.float32 and not np.isfinite(pixels).all():
+            raise self._build_error(index, "read gives NaN or infinite pixels", "replace them")
         return pixels
 
     def _build_error(self, index: int, reason: str, fix: str) -> ImageError:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from paceline.core.dataset import DatasetInfo, Datasets, JoinedNames, Sample, Split
 from paceline.core.errors import DataError
 from paceline.core.files import open_to_read
+from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
 from paceline.data.bad_images import ImageError
 from paceline.data.files import IMAGE_EXTENSIONS, MAX_SAMPLE_BYTES, RandomAccessFiles, expand_path, printable
@@ -347,7 +348,9 @@ def _build_webdataset_source(
     samples: TarSamples, split: Split, class_names: tuple[str, ...], section: WebDataset, notes: list[str]
 ) -> WebDatasetSource:
     return WebDatasetSource(
-        info=build_files_info("webdataset", split, len(samples.labels), class_names, section.channels, tuple(notes)),
+        info=build_files_info(
+            "webdataset", split, len(samples.labels), class_names, PixelFormat(section.channels), tuple(notes)
+        ),
         files=RandomAccessFiles(samples.paths, tuple(samples.sizes)),
         tar_ends=np.asarray(samples.tar_ends, dtype=np.int64),
         starts=np.asarray(samples.starts, dtype=np.uint64),

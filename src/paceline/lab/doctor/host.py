@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from paceline import __version__
 from paceline.core.host import INFINITY, find_limits, rank_cores
+from paceline.core.pixels import PixelFormat
 from paceline.core.process import cpu_ticks, descendants
 from paceline.core.units import count, share, size
 from paceline.data.files import printable
@@ -39,7 +40,7 @@ _SAMPLE_S: Final = 0.5
 _LOW_MEMORY_BYTES: Final = 2 * 2**30
 _LOW_SHM_BYTES: Final = 2**29
 """Containers have 64 MiB by default: enough for one worker as below, but not for NCCL or larger images."""
-_TYPICAL_BATCH_BYTES: Final = 2 * estimate_batch_bytes(64, 3, 224)
+_TYPICAL_BATCH_BYTES: Final = 2 * estimate_batch_bytes(64, PixelFormat(3), 224)
 """A rank's training and evaluation batch of 64 images of 224 px each."""
 _PREFETCHED_BATCHES: Final = 2
 """Batches that a worker prefetches (`BATCHES_PER_WORKER` of `data.loaders.process`, which imports torch)."""

@@ -71,9 +71,9 @@ class Data(Section):
     """Test-time augmentation, which should be reported with any accuracy: 2 averages the logits of each image and its
     mirror image, and 6 adds both shifted by one pixel in two directions."""
     mean: tuple[float, ...] | Auto = "auto"
-    """Mean per channel, of pixels in [0, 1]; `auto` is the dataset's."""
+    """Mean per channel, of pixels in [0, 1], or of float pixels as they are; `auto` is the dataset's."""
     std: tuple[PositiveFloat, ...] | Auto = "auto"
-    """Standard deviation per channel, of pixels in [0, 1]; `auto` is the dataset's."""
+    """Standard deviation per channel, as `mean`; `auto` is the dataset's."""
     loader: Auto | Literal["device", "nvjpeg", "native", "threads", "processes"] = "auto"
     """How batches are made. `device` keeps the whole dataset on the device. `native` threads decode packs without
     Python. Python `threads` or `processes` read and decode anything. `nvjpeg` reads with threads and decodes on the

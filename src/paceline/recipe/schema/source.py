@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
+from paceline.core.pixels import MAX_CHANNELS, PixelFormat, PixelType
 from paceline.core.urls import HOW_TO_PASS_CREDENTIALS, find_secret, public_url
 from paceline.recipe.schema.base import Auto, ByName, ImportPath, Off, PluginSection, Section
 
@@ -63,6 +64,8 @@ class FashionMnist(Section):
 class Folder(Section):
     """Image files in one folder per class. The class names come from the training split."""
 
+    added: ClassVar = ("pixels",)
+
     name: Literal["folder"] = "folder"
     root: str | Auto = "auto"
     """Folder with `train/` and `val/` (or `valid/`, `validation/`, `test/`), or class folders to split."""
@@ -74,8 +77,15 @@ class Folder(Section):
     """Fraction of each class to hold out for validation if there is no validation folder."""
     split_seed: int = Field(0, ge=0)
     """Seed of the choice of held-out images."""
-    channels: Literal[1, 3] = 3
-    """Decode to color (3) or gray (1)."""
+    channels: int = Field(3, ge=1, le=MAX_CHANNELS)
+    """Decode 8-bit images to color (3) or gray (1). For other numbers and other types, the channels of the files."""
+    pixels: PixelType = "uint8"
+    """Type of the pixels: 8-bit, or those of 16-bit and float files, which then stay as they are."""
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """Channels and type of the pixels."""
+        return PixelFormat(self.channels, self.pixels)
 
 
 class Manifest(Section):
@@ -83,7 +93,7 @@ class Manifest(Section):
 
     `separator` or `class_columns` give an image [several labels or soft labels](../how-to/labels.md)."""
 
-    added: ClassVar = ("separator", "class_columns")
+    added: ClassVar = ("separator", "class_columns", "pixels")
 
     name: Literal["manifest"] = "manifest"
     train: str
@@ -97,8 +107,15 @@ class Manifest(Section):
     class_columns: Off | Auto | Annotated[tuple[str, ...], Field(min_length=1)] = "off"
     """Columns of a CSV list, one per class, in place of `label`: 1 and 0 for several labels, or shares from 0 to 1 for
     soft labels. A blank cell is 0; `auto` is every column but `path`."""
-    channels: Literal[1, 3] = 3
-    """Decode to color (3) or gray (1)."""
+    channels: int = Field(3, ge=1, le=MAX_CHANNELS)
+    """Decode 8-bit images to color (3) or gray (1). For other numbers and other types, the channels of the files."""
+    pixels: PixelType = "uint8"
+    """Type of the pixels: 8-bit, or those of 16-bit and float files, which then stay as they are."""
+
+    @property
+    def pixel_format(self) -> PixelFormat:
+        """Channels and type of the pixels."""
+        return PixelFormat(self.channels, self.pixels)
 
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
@@ -178,9 +195,9 @@ class OwnSource(PluginSection):
 
     name: ImportPath
     """Module and name of the class or function, such as `mypkg.plugins:MyDataset`."""
-    channels: Literal[1, 3] | Auto = "auto"
-    """Decode encoded images to color (3) or gray (1); `auto` is color. Pixels keep their number of channels with
-    `auto`."""
+    channels: Annotated[int, Field(ge=1, le=MAX_CHANNELS)] | Auto = "auto"
+    """Channels of encoded images: color (3), gray (1), or those of the files; `auto` is color. Pixels keep their number
+    of channels with `auto`."""
 
 
 SourceSection = Annotated[

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_8_bit_color
+from paceline.data.augment.erasing import BatchCutout, BatchRandomErasing, to_color
 
 COLOUR = (1, 2, 3)
 
@@ -71,4 +71,4 @@ def test_random_erasing_blanks_as_often_and_as_much_as_torchvisions() -> None:
 
 
 def test_the_blank_is_the_nearest_colour_to_the_mean() -> None:
-    assert to_8_bit_color((0.4914, 0.0, 1.0)) == (125, 0, 255)
+    assert to_color((0.4914, 0.0, 1.0), "uint8") == (125, 0, 255)

@@ -5,11 +5,12 @@ import pickle
 
 import numpy as np
 
+from paceline.core.pixels import PixelFormat
 from paceline.data.sources.image_files import ImageFileSource, build_files_info
 
 
 def packed(root, names, labels=None):
-    info = build_files_info("folder", "train", len(names), ("a", "b"), 3)
+    info = build_files_info("folder", "train", len(names), ("a", "b"), PixelFormat(3))
     labels = np.zeros(len(names), dtype=np.int32) if labels is None else np.array(labels, dtype=np.int32)
     return ImageFileSource.from_paths(info, str(root), [os.fsencode(name) for name in names], labels)
 
@@ -58,7 +59,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, error_message):
 
 
 def test_grey_and_colour_have_their_own_mean():
-    colour, grey = (build_files_info("folder", "val", 1, ("a",), channels) for channels in (3, 1))
+    colour, grey = (build_files_info("folder", "val", 1, ("a",), PixelFormat(channels)) for channels in (3, 1))
     assert (colour.mean, grey.mean) == ((0.485, 0.456, 0.406), (0.449,))
     assert (colour.std, grey.std) == ((0.229, 0.224, 0.225), (0.226,))
     assert colour.image_size is None

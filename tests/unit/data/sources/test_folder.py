@@ -90,12 +90,11 @@ def test_extensions_in_any_case_nested_files_and_links_count_and_hidden_ones_do_
 
 def test_omitted_files_are_noted(make_images):
     root = make_images({"train/cat": 1, "train": 2, "train/dog": 1, "val/cat": 1})
-    for name in ("cat/1.heic", "cat/Thumbs.db", "dog/2.HEIC", "dog/3.heic", "dog/Thumbs.db", "dog/notes.txt"):
+    for name in ("cat/1.raw", "cat/Thumbs.db", "dog/2.RAW", "dog/3.raw", "dog/Thumbs.db", "dog/notes.txt"):
         (root / "train" / name).touch()
     assert load_folder(Folder(root=str(root))).train.info.notes == (
         f"left out 2 files lying in no class folder, such as {root}/train/0.png",
-        f"left out 6 files not named like an image (3 .heic, 2 Thumbs.db, 1 notes.txt), such as "
-        f"{root}/train/cat/1.heic",
+        f"left out 6 files not named like an image (3 .raw, 2 Thumbs.db, 1 notes.txt), such as {root}/train/cat/1.raw",
     )
 
 
@@ -197,9 +196,9 @@ def test_the_error_for_a_folder_without_images_lists_its_files(tree, state, make
 def test_the_error_for_unsupported_images_lists_their_extensions(make_images, tmp_path, error_message):
     make_images({"cat": 0, "dog": 0})
     for number in range(3):
-        (tmp_path / f"dog/{number}.heic").touch()
+        (tmp_path / f"dog/{number}.raw").touch()
     assert error_message(load_folder, Folder(root=str(tmp_path))) == (
-        f"data.source.root: {tmp_path} has no images to train on: 2 folders in it, all without images, with 3 .heic; "
+        f"data.source.root: {tmp_path} has no images to train on: 2 folders in it, all without images, with 3 .raw; "
         f"convert images to .jpg or .png"
     )
 
@@ -212,10 +211,10 @@ def test_an_error_about_a_validation_folder_mentions_validation(make_images, err
 
 def test_the_error_for_a_class_without_images_lists_its_files(make_images, error_message):
     root = make_images({"cat": 1, "dog": 1, "eel/deep": 0})
-    for name in ("1.heic", "deep/2.heic", "notes.txt"):
+    for name in ("1.raw", "deep/2.raw", "notes.txt"):
         (root / "eel" / name).touch()
     assert error_message(load_folder, Folder(root=str(root))) == (
-        f"{root}/eel: is a class folder without images, with 2 .heic, 1 notes.txt; remove it, or convert "
+        f"{root}/eel: is a class folder without images, with 2 .raw, 1 notes.txt; remove it, or convert "
         f"images to .jpg or .png"
     )
 

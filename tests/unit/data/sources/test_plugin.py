@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.dataset import ArraySource
 from paceline.core.errors import DataError, RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.data.bad_images import ImageError
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.builtin import load_digits
@@ -115,7 +116,10 @@ def test_the_digest_depends_on_the_pixels(load) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"images": ((4, 6), float)}, "gives train images as float64 [3, 4, 6, 1] (give uint8 [N, H, W], or"),
+        (
+            {"images": ((4, 6), float)},
+            "gives train images as float64 [3, 4, 6, 1] (give uint8, uint16 or",
+        ),
         ({"labels": [0, 1, 2]}, "gives train label 2, and 2 classes (give 0 to 1)"),
         ({"labels": [0.0, 1.0, 1.0]}, "gives train labels as float64 [3] for 3 images (give one whole number each)"),
         ({"names": ["a"]}, "gives ['a'] as class names (give a list of two or more)"),
@@ -156,7 +160,7 @@ def test_invalid_arrays_are_refused(error_message, options, message) -> None:
         ({"gives": [[1], [1, 2]]}, "parts_of_data:Data/train[0]: read raised ValueError: setting an array"),
         (
             {"gives": np.zeros((2, 2, 3), np.uint8), "channels": 1},
-            "parts_of_data:Data/train[0]: has 3 channels, and the split 1; make them agree",
+            "parts_of_data:Data/train[0]: has 3 channels of uint8, and the split 1 channel of uint8; make them agree",
         ),
     ],
 )
@@ -348,3 +352,38 @@ def test_each_image_needs_a_target(error_message):
         targets = ((0,), (1,))
 
     assert error_message(WithTwo) == "gives train 2 targets for 3 images (give one for each)"
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "float32"])
+def test_arrays_and_samples_may_have_16_channels_of_any_type(load, kind) -> None:
+    values = (np.arange(3 * 4 * 6 * 16).reshape(3, 4, 6, 16) % 251).astype(kind)
+
+    class Samples(Pictures):
+        def read(self, index):
+            return values[index], 0
+
+    arrays = load(lambda split: (values, [0, 1, 1], ["a", "b"])).train
+    samples = load(Samples).train
+    for source in (arrays, samples):
+        assert source.info.pixel_format == PixelFormat(16, kind)
+        assert np.array_equal(source.read(2)[0], values[2]) and source.read(2)[0].dtype == kind
+        assert bool(source.info.mean) == (kind == "uint8" and source is arrays)  # others are measured
+
+
+def test_samples_of_another_type_or_with_nan_are_bad_images(load) -> None:
+    class Changing(Pictures):
+        def read(self, index):
+            return np.full((4, 4, 5), np.nan if index == 2 else 1, "float32" if index != 1 else "uint16"), 0
+
+    train = load(Changing).train
+    with pytest.raises(ImageError, match=r"5 channels of uint16, and the split 5 channels of float32"):
+        train.read(1)
+    with pytest.raises(ImageError, match="NaN or infinite"):
+        train.read(2)
+    with pytest.raises(RecipeError, match="NaN or infinite"):
+        load(lambda split: (np.full((2, 4, 4), np.inf, np.float32), [0, 1], ["a", "b"]))
+
+
+def test_17_channels_are_refused(error_message) -> None:
+    message = error_message(lambda split: (np.zeros((2, 4, 4, 17), np.uint8), [0, 1], ["a", "b"]))
+    assert "uint8 [2, 4, 4, 17]" in message and "C up to 16" in message

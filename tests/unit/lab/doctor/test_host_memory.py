@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.core.pixels import PixelFormat
 from paceline.data import workers
 from paceline.data.loaders.process import BATCHES_PER_WORKER
 from paceline.lab.doctor import host
@@ -17,7 +18,7 @@ from paceline.lab.doctor.host import HOST_CHECKS
 
 Usage = namedtuple("Usage", "total used free")
 GB = 10**9
-ONE_WORKER = 3 * 2 * workers.estimate_batch_bytes(64, 3, 224)
+ONE_WORKER = 3 * 2 * workers.estimate_batch_bytes(64, PixelFormat(3), 224)
 
 
 @pytest.fixture
