@@ -20,7 +20,8 @@ WITH_MOMENTUM = "lars, muon, rmsprop, schedule_free, sgd"
 WITH_FINAL = "cosine, linear, one_cycle, polynomial"
 OPTIMIZERS = "sgd, adam, adamw, rmsprop, novograd, lars, lamb, muon, schedule_free, package.module:Name"
 AUGMENTS = (
-    "pad_crop, flip, rotate, affine, color_jitter, rand_augment, trivial_augment, random_erasing, cutout, "
+    "pad_crop, flip, rotate, affine, color_jitter, rand_augment, rand_augment_timm, trivial_augment, auto_augment, "
+    "augmix, three_augment, vertical_flip, grayscale, solarize, gaussian_blur, random_erasing, cutout, "
     "random_resized_crop, resize, mixup, cutmix, package.module:Name"
 )
 
