@@ -717,7 +717,9 @@ class CompareOptions:
             show_default="the recipes', or one that all runs reach",
         ),
     ] = None
-    metric: Annotated[str, typer.Option(metavar="top1|top5|mean_class_accuracy", help="Accuracy to compare.")] = "top1"
+    metric: Annotated[
+        str, typer.Option(metavar="top1|top5|mean_class_accuracy|ap|f1|subset_accuracy", help="Accuracy to compare.")
+    ] = "top1"
     fail_below: Annotated[
         list[str],
         _option(

@@ -17,7 +17,7 @@ from paceline.report.series import Series, downsample
 from paceline.report.settings import read_plugin_code, read_settings
 from paceline.report.text import clean_text, finite_or_none
 
-METRICS: Final = ("top1", "top5", "mean_class_accuracy")
+METRICS: Final = ("top1", "top5", "mean_class_accuracy", "ap", "f1", "subset_accuracy")
 _MAX_EVALS: Final = 20_000
 _MAX_STEPS: Final = 4_000
 _MAX_RECIPE_BYTES: Final = 256 << 10

@@ -38,6 +38,9 @@ _METRIC_TITLES: Final = {
     "top1": "Top-1 accuracy",
     "top5": "Top-5 accuracy",
     "mean_class_accuracy": "Mean accuracy of classes",
+    "ap": "Average precision, mean of classes",
+    "f1": "F1, mean of classes",
+    "subset_accuracy": "Subset accuracy",
 }
 _GAP_NOTE: Final = (
     "The generalization gap is the validation loss minus the training loss. The training loss is the mean over the "
