@@ -21,7 +21,7 @@ class TrainingView:
     """Training after `step` of `total_steps` optimizer steps: values that a callback can read, and not change.
 
     `lr` is that of the last step. `loss` is the mean over ranks and steps of the last record (`log.every`), None before
-    the first of this process. `metrics` are the last evaluation with the keys of `evals.jsonl`, empty before the first
+    the first of this process. `metrics` are those of the last evaluation, with the keys and units of `evals.jsonl`, empty before the first
     of this process.
     """
 

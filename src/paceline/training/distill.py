@@ -133,6 +133,10 @@ def teacher_section(section: Distill, student: Model, checkpoint: str) -> Model:
     """
     if checkpoint:
         built = load(str(Path(checkpoint).parent.parent)).recipe.model
+        if section.model != "auto":
+            raise RecipeError(
+                f"train.distill.model: {section.model} has no effect on a run, which has its own (leave it out)"
+            )
     elif section.model != "auto":
         built = Model(name=section.model)
     elif section.teacher.startswith("timm:"):

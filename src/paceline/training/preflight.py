@@ -52,7 +52,8 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
     if recipe.train.distill != "off":
         teacher = find_initial_checkpoint(recipe.train.distill.teacher, "train.distill.teacher")
         with teacher_errors(recipe.train.distill):
-            notes.append(_check_initial_weights(teacher_section(recipe.train.distill, recipe.model, teacher)))
+            note = _check_initial_weights(teacher_section(recipe.train.distill, recipe.model, teacher))
+        notes.append(note.replace("model.weights", "train.distill.teacher"))
     layers = layers_for_decay(recipe.optim, model)
     optimizer = build_optimizer(_without_kernels(recipe.optim), model.named_parameters(), device.type, layers)
     if is_plugin:

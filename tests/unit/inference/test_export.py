@@ -47,7 +47,7 @@ class Wrong:
     def open(self, path):
         return lambda images: self.answer(self.network.module(images))
 
-    def usage(self, name):
+    def usage(self, name, threshold=None):
         return ""
 
 
@@ -253,7 +253,7 @@ def test_errors_of_libraries_are_one_line_and_no_file_remains(classifier, tmp_pa
 @pytest.mark.parametrize("existing", ["a.pt2", "a.pt2.md"])
 def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, existing):
     class Late(Wrong):
-        def usage(self, name):
+        def usage(self, name, threshold=None):
             (tmp_path / existing).write_text("another's")
             return ""
 
@@ -266,10 +266,10 @@ def test_what_appears_meanwhile_is_not_written_over(classifier, tmp_path, existi
 def test_a_folder_that_appears_meanwhile_is_not_written_into(classifier, tmp_path, monkeypatch):
     usage = HubFormat.usage
 
-    def late(self, name):
+    def late(self, name, threshold=None):
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "mine").write_text("mine")
-        return usage(self, name)
+        return usage(self, name, threshold)
 
     monkeypatch.setattr(HubFormat, "usage", late)
     with pytest.raises(RecipeError, match="already exists"):

@@ -18,6 +18,7 @@ class Echo:
     """A network that finds the class whose number is the pixel's value, and keeps the sizes of its batches."""
 
     classes = CLASSES
+    threshold = None
 
     def __init__(self) -> None:
         self.batches: list[int] = []

@@ -7,11 +7,10 @@ import struct
 import zlib
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.main import IncEx
 
 from paceline.core.dataset import Split, TargetTable
 from paceline.core.errors import DataError
@@ -261,7 +260,7 @@ class PackMeta(_FrozenModel):
     def to_json(self) -> bytes:
         """Return deterministic JSON."""
         # The JSON of version 1 has none of these keys.
-        left_out: IncEx = {"pixels": True, "train": {"targets"}, "val": {"targets"}}
+        left_out: dict[str, Any] = {"pixels": True, "train": {"targets"}, "val": {"targets"}}
         return self.model_dump_json(exclude=left_out if self.version == PACK_VERSION else None).encode()
 
     @classmethod
