@@ -21,8 +21,8 @@ class TrainingView:
     """Training after `step` of `total_steps` optimizer steps: values that a callback can read, and not change.
 
     `lr` is that of the last step. `loss` is the mean over ranks and steps of the last record (`log.every`), None before
-    the first of this process. `metrics` are those of the last evaluation, with the keys and units of `evals.jsonl`, empty before the first
-    of this process.
+    the first of this process. `metrics` hold the last evaluation with the keys of `evals.jsonl`, shares from 0 to 1 and
+    times in seconds, and are empty before the first evaluation of this process.
     """
 
     step: int
