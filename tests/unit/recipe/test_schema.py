@@ -176,10 +176,11 @@ def test_recipes_that_differ_anywhere_have_different_hashes(resolve):
         ["train.steps=1"], ["train.stop.top1=0.5"], ["train.precision=bf16"], ["parallel.device=cpu"],
         ["checkpoint.every=off"], ["measure.clock=off"], ["log.every=1st"], ["log.samples=true"],
         ["train.loss=bce"], ["train.loss=focal"], ["train.metrics=[f1]"], ["train.metrics=[auroc]"],
+        ["train.label_threshold=0.3"], ["train.distill.teacher=x"],
         ["train.monitor=loss"], ["train.patience=1"], ["train.patience=1ep"], ["train.max_time=1h"],
     ]  # fmt: skip
     hashes = [resolve(*words).recipe.hash for words in changes]
-    assert len(set(hashes)) == len(hashes) == 40
+    assert len(set(hashes)) == len(hashes) == 42
     assert all(re.fullmatch("[0-9a-f]{12}", each) for each in hashes)
 
 
@@ -187,7 +188,7 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     """The hash leaves out the default of a later field, so that results of one recipe stay comparable."""
     recipe = resolve().recipe
     values = recipe.to_dict()
-    for name in ("loss", "metrics", "monitor", "patience", "max_time"):
+    for name in ("loss", "metrics", "monitor", "patience", "max_time", "label_threshold", "distill"):
         del values["train"][name]
     for section, name in (
         ("data", "interpolation"),
@@ -200,6 +201,15 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     assert recipe.hash == hashlib.sha256(text.encode()).hexdigest()[:12]
     defaults = ["train.loss=cross_entropy", "train.metrics=[]", "train.monitor=auto", "train.patience=off"]
     assert resolve(*defaults, "train.max_time=off").recipe.hash == recipe.hash
+
+
+def test_a_manifest_keeps_its_hash_from_before_it_had_several_labels():
+    manifest = {"name": "manifest", "train": "a.csv"}
+    values = {"data": {"source": manifest, "batch_size": 4}, "train": {"epochs": 1}}
+    assert Recipe.model_validate(values).hash == "81d8aa4f02a8"
+    for more in ({"separator": ";"}, {"class_columns": "auto"}):
+        values["data"]["source"] = {**manifest, **more}
+        assert Recipe.model_validate(values).hash != "81d8aa4f02a8"
 
 
 def test_the_name_of_a_variant_is_written_first(resolve):
