@@ -183,11 +183,7 @@ def test_recipes_that_differ_anywhere_have_different_hashes(resolve):
         ["data.augment=[{name: mixup, p: 0.5}]"], ["train.clip_agc=0.01"],
     ]  # fmt: skip
     hashes = [resolve(*words).recipe.hash for words in changes]
-<<<<<<< HEAD
     assert len(set(hashes)) == len(hashes) == 49
-=======
-    assert len(set(hashes)) == len(hashes) == 42
->>>>>>> labels
     assert all(re.fullmatch("[0-9a-f]{12}", each) for each in hashes)
 
 
@@ -195,7 +191,6 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     """The hash leaves out the default of a later field, so that results of one recipe stay comparable."""
     recipe = resolve("data.augment=[mixup, {name: cutmix, p: 0.5}]").recipe
     values = recipe.to_dict()
-<<<<<<< HEAD
     mixup, cutmix = values["data"]["augment"]
     del mixup["p"], mixup["until"], cutmix["until"]
     added = (
@@ -210,9 +205,6 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
         "distill",
     )
     for name in added:
-=======
-    for name in ("loss", "metrics", "monitor", "patience", "max_time", "label_threshold", "distill"):
->>>>>>> labels
         del values["train"][name]
     for section, name in (
         ("data", "interpolation"),
@@ -230,7 +222,6 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
     assert resolve(*defaults, "train.max_time=off").recipe.hash == recipe.hash
 
 
-<<<<<<< HEAD
 def test_a_folder_keeps_its_hash_from_before_pixels_was_added(resolve):
     source = "data.source={{name: folder, root: x{}}}"
     recipe = resolve(source.format("")).recipe
@@ -239,8 +230,6 @@ def test_a_folder_keeps_its_hash_from_before_pixels_was_added(resolve):
     assert resolve(source.format(", pixels: uint16")).recipe.hash != recipe.hash
 
 
-=======
->>>>>>> labels
 def test_a_manifest_keeps_its_hash_from_before_it_had_several_labels():
     manifest = {"name": "manifest", "train": "a.csv"}
     values = {"data": {"source": manifest, "batch_size": 4}, "train": {"epochs": 1}}
