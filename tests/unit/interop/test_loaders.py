@@ -352,7 +352,8 @@ def test_several_labels_are_targets_whatever_the_recipes_loss(tmp_path):
     (tmp_path / "list.csv").write_text("path,label\n0.png,a;b\n1.png,b\n2.png,\n3.png,a\n")
     source = {"name": "manifest", "train": str(tmp_path / "list.csv"), "val": str(tmp_path / "list.csv")}
     data = {"source": {**source, "separator": ";", "channels": 1}, "image_size": 8, "batch_size": 4}
-    made_loaders = made([{"data": data, "train": {"epochs": 1, "stop": {"top1": 0.9}}}])
+    with pytest.warns(UserWarning, match="are training images too"):
+        made_loaders = made([{"data": data, "train": {"epochs": 1, "stop": {"top1": 0.9}}}])
     ((_, targets),) = made_loaders.val
     assert targets.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]] and targets.dtype == torch.float32
     ((_, targets),) = made_loaders.train
