@@ -265,12 +265,15 @@ def _divisor(data: Data, train: Train, world_size: int) -> int:
 
 
 def _check_repeats(data: Data, batch_size: int) -> None:
-    """Raise `RecipeError` if a batch is so small that versions of one image would be mixed with each other."""
-    if isinstance(data.sampler, Repeated) and _mixes_images(data) and batch_size < 2 * data.sampler.repeats:
-        smallest = 2 * data.sampler.repeats
+    """Raise `RecipeError` if a batch may be versions of one image alone, or so few that they would be mixed."""
+    if not isinstance(data.sampler, Repeated):
+        return
+    repeats, mixes = data.sampler.repeats, _mixes_images(data)
+    if batch_size < 2 * repeats if mixes else batch_size <= repeats:
+        needs = f"{mixes} of images" if mixes else "images"
         raise RecipeError(
-            f"data.batch_size: {batch_size} is too small for {_mixes_images(data)} of images that repeat "
-            f"{data.sampler.repeats} times (try {smallest})"
+            f"data.batch_size: {batch_size} is too small for {needs} that repeat {repeats} times (try {2 * repeats}, or "
+            "lower data.sampler.repeats)"
         )
 
 
