@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 CODE = """
+import builtins
 import json
 import random
 
@@ -17,8 +18,8 @@ from paceline.training.callbacks import Callback
 
 
 class Log(Callback):
-    def __init__(self, name="calls.jsonl", fail_at=None):
-        self.name, self.fail_at = name, fail_at
+    def __init__(self, name="calls.jsonl", fail_at=None, error="ValueError"):
+        self.name, self.fail_at, self.error = name, fail_at, getattr(builtins, error)
 
     def write(self, event, view):
         torch.manual_seed(1), torch.rand(3), np.random.seed(1), random.seed(1)  # which changes no training
@@ -26,7 +27,7 @@ class Log(Callback):
             row = {"event": event, "step": view.step, "of": view.total_steps, "epoch": view.epoch, "lr": view.lr}
             file.write(json.dumps({**row, "loss": view.loss, "metrics": dict(view.metrics)}) + "\\n")
         if self.fail_at == view.step:
-            raise ValueError("no more\\nof this")
+            raise self.error("no more\\nof this")
 
     def started(self, view):
         self.write("started", view)
@@ -98,16 +99,17 @@ def test_a_callback_sees_every_step_epoch_and_evaluation_and_changes_nothing(
     assert [(each["event"], each["step"]) for each in calls] == [("started", 5), *second, ("finished", 10)]
 
 
-@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize(("ranks", "error"), [("1", "ValueError"), ("2", "ValueError"), ("2", "SystemExit")])
 def test_an_exception_ends_the_run_on_all_ranks_in_one_line(
-    paceline, tmp_path: Path, lines_of, environ: dict[str, str], ranks: str
+    paceline, tmp_path: Path, lines_of, environ: dict[str, str], ranks: str, error: str
 ) -> None:
-    callback = f"train.callbacks=[{json.dumps({'name': 'watching:Log', 'args': {'fail_at': 7}})}]"
+    args = {"fail_at": 7, "error": error}
+    callback = f"train.callbacks=[{json.dumps({'name': 'watching:Log', 'args': args})}]"
     failed = paceline(*TRAIN, callback, "--ranks", ranks, "--run-dir", "run", **environ)
     assert failed.code == 2
     (line,) = (line for line in failed.err.splitlines() if line.startswith("error: "))
-    assert "train.callbacks[0].name: watching:Log.step_ended raised ValueError: no more of this at" in line
-    assert "watching.py:21" in line and "Traceback" not in failed.err
+    assert f"train.callbacks[0].name: watching:Log.step_ended raised {error}: no more of this at" in line
+    assert "watching.py:22" in line and "Traceback" not in failed.err
     assert (tmp_path / "run" / "checkpoints" / "step-00000005").is_dir()  # of the first epoch, from which it resumes
     resumed = paceline(*TRAIN, "train.callbacks=[]", "--ranks", ranks, "--run-dir", "run", "--resume", "--json")
     assert resumed.result["steps"] == 10

@@ -158,6 +158,7 @@ def test_a_run_shows_what_has_a_meaning(paceline, tmp_path: Path, lines_of, digi
     more = ("train.ema=on", "train.eval_train=on")
     text = paceline(*(each for each in ARGS if each != "--json"), *BCE, *more, "--run-dir", "run")
     shown = text.out + text.err
+    paceline("eval", "run", "--calibrate").assert_error("--calibrate", "one class per image", "leave it out")
     assert "AP 0." in shown and "top1" not in shown and "top-1" not in shown and "nan" not in shown
     for path in ("result.json", "evals.jsonl", "metrics.csv", "report.html"):
         content = (tmp_path / "run" / path).read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 from paceline.cli.options import CompareOptions
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
-from paceline.core.metric import MINIMIZED
+from paceline.core.metric import ALWAYS, MINIMIZED
 from paceline.core.results import printable_class_name
 from paceline.recipe.schema.train import METRICS, check_metric
 from paceline.report.compare_model import ComparedRun, CompareResult, read_compared_run
@@ -38,10 +38,8 @@ def compare(options: CompareOptions) -> int:
     trained = [read_compared_run(folder, metric) for folder in folders]
     if not any(run.evals for run in trained) and (measured := set[str]().union(*(run.columns for run in trained))):
         known = [name for name in _METRICS if name in measured]
-        raise RecipeError(
-            f"--metric: no run has {metric}, from 0 to 1 (use {', '.join(known)}, or train with "
-            f"train.metrics=[{metric}])"
-        )
+        or_train = "" if metric in ALWAYS else f", or train with train.metrics=[{metric}]"
+        raise RecipeError(f"--metric: no run has values of {metric} from 0 to 1 (use {', '.join(known)}{or_train})")
     result = compare_runs(trained, metric=metric, target=options.target, command=("paceline", *sys.argv[1:]))
     failures = check_thresholds(result, thresholds)
     result = result.model_copy(update={"failures": tuple(failures)})

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.random import permutation
-from paceline.recipe.plugins import SAMPLER, PluginRef, describe_error
+from paceline.recipe.plugins import SAMPLER, PluginRef
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.sampler import OwnSampler, Repeated
 
@@ -119,14 +118,8 @@ class PluginSampler:
 
     def call(self, seed: int, epoch: int, num_images: int) -> Indices:
         """Return the valid indices, int64 [M], of any length above 0."""
-        try:
-            indices: Any = self.inner(seed, epoch, num_images)
-        except PacelineError:  # already a message for the user
-            raise
-        except Exception as error:
-            raise RecipeError(
-                f"{self.plugin.field}: {self.plugin.name} raised {describe_error(error)} (fix it)"
-            ) from error
+        with self.plugin.reporting():
+            indices = self.inner(seed, epoch, num_images)
         is_array = isinstance(indices, np.ndarray)
         if not is_array or indices.dtype != np.int64 or indices.ndim != 1 or not len(indices):
             returned = f"{indices.dtype} {list(indices.shape)}" if is_array else type(indices).__name__

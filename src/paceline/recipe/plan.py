@@ -45,20 +45,18 @@ _MAX_DROPPED_SHARE = 1 / _MIN_STEPS_PER_EPOCH
 _FEW_IMAGES = 32
 # Augmentations that move, fill or mix pixels, of any type and number of channels; the others change colors.
 _ANY_PIXELS = (
-    *(
-        Affine,
-        CutMix,
-        Cutout,
-        Flip,
-        MixUp,
-        OwnAugment,
-        PadCrop,
-        RandomErasing,
-        RandomResizedCrop,
-        Resize,
-        Rotate,
-        VerticalFlip,
-    ),
+    Affine,
+    CutMix,
+    Cutout,
+    Flip,
+    MixUp,
+    OwnAugment,
+    PadCrop,
+    RandomErasing,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+    VerticalFlip,
 )
 
 
@@ -115,11 +113,13 @@ class Plan:
         data, batch_size = recipe.data, recipe.data.global_batch_size
         micro_batch = divide_batch(recipe, world_size)
         num_samples = train.num_images if num_samples is None else num_samples
+        are_images = num_samples == train.num_images
+        samples = "training images" if are_images else f"samples per epoch of {data.sampler.name}"
         steps_per_epoch = num_samples // batch_size  # incomplete batches are dropped
         if steps_per_epoch == 0:
             suggested = _suggest_batch_size(num_samples, _divisor(data, recipe.train, world_size))
             fix = f"try {suggested}" if suggested else "add images, or use fewer ranks"
-            raise RecipeError(f"data.batch_size: {batch_size} is more than the {num_samples} training images ({fix})")
+            raise RecipeError(f"data.batch_size: {batch_size} is more than the {num_samples} {samples} ({fix})")
         _check_repeats(data, batch_size)
         if val.num_images == 0 and recipe.train.eval_every != "off":
             why = f": {val.notes[0]}" if val.notes else ""
@@ -175,7 +175,7 @@ class Plan:
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
                 *_note_dropped_images(
-                    batch_size, num_samples, steps_per_epoch, _divisor(data, recipe.train, world_size)
+                    batch_size, num_samples, samples, steps_per_epoch, _divisor(data, recipe.train, world_size)
                 ),
                 *_note_beyond_end(
                     recipe.schedule,
@@ -265,12 +265,15 @@ def _divisor(data: Data, train: Train, world_size: int) -> int:
 
 
 def _check_repeats(data: Data, batch_size: int) -> None:
-    """Raise `RecipeError` if a batch is so small that versions of one image would be mixed with each other."""
-    if isinstance(data.sampler, Repeated) and _mixes_images(data) and batch_size < 2 * data.sampler.repeats:
-        smallest = 2 * data.sampler.repeats
+    """Raise `RecipeError` if a batch may be versions of one image alone, or so few that they would be mixed."""
+    if not isinstance(data.sampler, Repeated):
+        return
+    repeats, mixes = data.sampler.repeats, _mixes_images(data)
+    if batch_size < 2 * repeats if mixes else batch_size <= repeats:
+        needs = f"{mixes} of images" if mixes else "images"
         raise RecipeError(
-            f"data.batch_size: {batch_size} is too small for {_mixes_images(data)} of images that repeat "
-            f"{data.sampler.repeats} times (try {smallest})"
+            f"data.batch_size: {batch_size} is too small for {needs} that repeat {repeats} times (try {2 * repeats}, or "
+            "lower data.sampler.repeats)"
         )
 
 
@@ -282,17 +285,19 @@ def _suggest_batch_size(num_images: int, divisor: int) -> int:
     return min(-(-wanted // divisor) * divisor, largest)
 
 
-def _note_dropped_images(batch_size: int, num_images: int, steps_per_epoch: int, divisor: int) -> list[str]:
-    """Return a warning if the incomplete last batch of each epoch is a large share of the images."""
-    dropped = num_images - steps_per_epoch * batch_size
-    if dropped <= _MAX_DROPPED_SHARE * num_images:
+def _note_dropped_images(
+    batch_size: int, num_samples: int, samples: str, steps_per_epoch: int, divisor: int
+) -> list[str]:
+    """Return a warning if the incomplete last batch of each epoch is a large share of the `samples`."""
+    dropped = num_samples - steps_per_epoch * batch_size
+    if dropped <= _MAX_DROPPED_SHARE * num_samples:
         return []
     per_epoch = count(steps_per_epoch, "step")
-    suggested = _suggest_batch_size(num_images, divisor)
+    suggested = _suggest_batch_size(num_samples, divisor)
     advice = f" (try data.batch_size={suggested})" if suggested < batch_size else ""
     return [
-        f"data.batch_size: {batch_size} leaves {dropped:,} of {num_images:,} training images "
-        f"({100 * dropped / num_images:.0f} %) out of each epoch, which has {per_epoch}{advice}"
+        f"data.batch_size: {batch_size} leaves {dropped:,} of {num_samples:,} {samples} "
+        f"({100 * dropped / num_samples:.0f} %) out of each epoch, which has {per_epoch}{advice}"
     ]
 
 

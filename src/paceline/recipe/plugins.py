@@ -1,5 +1,6 @@
 """Import plugins (models, data sources, samplers, optimizers, callbacks, ...), and record which code they are."""
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -114,14 +115,23 @@ class PluginRef:
     def make(self, *positional: Any, **keyword: Any) -> Any:
         """Call the plugin. Raise `RecipeError` if it cannot be imported, raises, or lacks an attribute."""
         factory = self.load()
-        try:
+        with self.reporting():
             plugin = factory(*positional, **keyword, **self.args)
             self._check_members(plugin)
-        except PacelineError:  # a plugin may report an error of the user itself
-            raise
-        except Exception as error:
-            raise RecipeError(f"{self.field}: {self.name} raised {describe_error(error)} (fix it)") from error
         return plugin
+
+    @contextlib.contextmanager
+    def reporting(self, method: str = "") -> Iterator[None]:
+        """Raise `RecipeError` for what the plugin's code raises here, in `method` such as `.started`, and for its exit.
+
+        A `PacelineError` passes: it is a message of the plugin's own.
+        """
+        try:
+            yield
+        except PacelineError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RecipeError(f"{self.field}: {self.name}{method} raised {describe_error(error)} (fix it)") from error
 
     def error(self, problem: str) -> RecipeError:
         """Return the error for a plugin that breaks its contract."""

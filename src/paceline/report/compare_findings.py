@@ -341,8 +341,7 @@ def _group_notes(name: str, runs: Sequence[ComparedRun], target: AccuracyTarget,
         yield f"{name}: {_names_and_verb(without)} evaluated without {metric_label(metric)} (train.metrics)."
     silent = [run.name for run in runs if not run.columns and not run.evals]
     if silent:
-        why = "train.eval_every is off, it ended before that, or its evaluations lack --metric"
-        yield f"{name}: {_names_and_verb(silent)} never evaluated ({why})."
+        yield f"{name}: {_names_and_verb(silent)} never evaluated (train.eval_every is off, or it ended before that)."
     num_reached = sum(target.find_first_reached(run) is not None for run in runs)
     if 0 < num_reached < len(runs):
         yield f"{name}: {num_reached} of {len(runs)} runs reach the target; its times are means over these alone."

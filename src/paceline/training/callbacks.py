@@ -6,10 +6,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.results import RunResult
 from paceline.recipe.plan import Plan
-from paceline.recipe.plugins import CALLBACK, PluginRef, describe_error, plugins_of
+from paceline.recipe.plugins import CALLBACK, PluginRef, plugins_of
 from paceline.recipe.schema import Recipe
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord, to_eval_row
 from paceline.training.lr_schedule import LrSchedule
@@ -105,14 +104,8 @@ class CallbackSink(LogSink):
     def _call(self, event: str) -> None:
         for plugin, callback in self._callbacks:
             method: Callable[[TrainingView], None] = getattr(callback, event)
-            try:
+            with plugin.reporting(f".{event}"):
                 method(self._view)
-            except PacelineError:
-                raise
-            except Exception as error:
-                raise RecipeError(
-                    f"{plugin.field}: {plugin.name}.{event} raised {describe_error(error)} (fix it)"
-                ) from error
 
 
 def build_callbacks(recipe: Recipe, plan: Plan, schedule: LrSchedule, run_dir: Path, first_step: int) -> CallbackSink:

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.core.dataset import Source
-from paceline.core.errors import PacelineError, RecipeError, suggest_similar
+from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.results import printable_class_name
 from paceline.core.units import count
 from paceline.data.sources.fingerprint import get_labels
-from paceline.recipe.plugins import LOSS, PluginRef, describe_error, unwrap_partial
+from paceline.recipe.plugins import LOSS, PluginRef, unwrap_partial
 from paceline.recipe.schema.base import Off
 from paceline.recipe.schema.train import BceLoss, CrossEntropyLoss, FocalLoss, OwnLoss, Train
 
@@ -194,21 +194,17 @@ def _focal_factor(wrong: Tensor, gamma: float) -> Tensor:
 class PluginLoss:
     """Losses [N] of each image by your own code. Raise `RecipeError` if it raises, or returns another shape."""
 
-    name: str
+    plugin: PluginRef
     losses: Callable[..., Tensor]
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the losses [N] of logits [N, C]."""
-        try:
+        with self.plugin.reporting():
             losses = self.losses(logits, targets)
-        except PacelineError:
-            raise
-        except Exception as error:
-            raise RecipeError(f"train.loss.name: {self.name} raised {describe_error(error)} (fix it)") from error
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         if shape != (len(logits),):
             wanted = f"not a loss of each of {count(len(logits), 'image')}"
-            raise RecipeError(f"train.loss.name: {self.name} returned {shape}, {wanted} (use reduction='none')")
+            raise self.plugin.error(f"returned {shape}, {wanted} (use reduction='none')")
         return losses
 
 
@@ -223,7 +219,7 @@ def _load_plugin(section: OwnLoss, device: torch.device) -> PluginLoss:
                 "has parameters, which would not be trained (use buffers, or make them part of the model)"
             )
         module.to(device)
-    return PluginLoss(section.name, losses)
+    return PluginLoss(plugin, losses)
 
 
 def _check_threshold(threshold: float, smoothing: float, num_classes: int) -> None:

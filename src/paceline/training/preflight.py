@@ -20,7 +20,7 @@ from paceline.models.validate import build_model_on_device
 from paceline.parallel.device import choose_device
 from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.plan import Plan
-from paceline.recipe.plugins import describe_error
+from paceline.recipe.plugins import CALLBACK, describe_error, plugins_of
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import Model, is_published
@@ -60,6 +60,9 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
         with torch.random.fork_rng(devices=[]):
             _try_optimizer_step(recipe.optim, optimizer, model)
     _, weights_note = build_loss(recipe.train, train, torch.device("cpu"))
+    for plugin in plugins_of(recipe):
+        if plugin.contract is CALLBACK:
+            plugin.make()
     return tuple(filter(None, (*notes, describe_layer_decay(recipe.optim, optimizer, layers), weights_note)))
 
 

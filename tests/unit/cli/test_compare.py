@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_single_run_is_reported(runs, capsys):
             {"metric": "loss"},
             r"^--metric: loss is better if it is lower, .*\(use one of top1, top5, mean_class_accuracy, ",
         ),
-        ({"metric": "f1"}, r"^--metric: no run has f1, .*\(use top1, top5, .*or train with train.metrics=\[f1\]\)$"),
+        ({"metric": "f1"}, r"^--metric: no run has values of f1 .*\(use top1, .*, or train with train.metrics=\[f1\]\)$"),
         ({"out": Path("c.pdf")}, r"^--out: c.pdf has no known format \(name a file ending in .html, .md, .json\)$"),
         ({"target": 75}, r"^--target: 75 is not an accuracy"),
         ({"fail_below": ["x"]}, r"^--fail-below: 'x' has no number"),
@@ -126,6 +127,15 @@ def test_a_single_run_is_reported(runs, capsys):
 def test_invalid_options_are_refused(runs, options, printed):
     with pytest.raises(RecipeError, match=printed):
         work(runs, **options)
+
+
+def test_runs_of_several_labels_have_no_top1_and_cannot_train_with_it(runs, tmp_path):
+    copies = [shutil.copytree(run, tmp_path / run.name) for run in runs]
+    for copy in copies:
+        evals = copy / "evals.jsonl"
+        evals.write_text(evals.read_text().replace('"top1"', '"ap"').replace('"top5"', '"f1"'))
+    with pytest.raises(RecipeError, match=r"^--metric: no run has values of top1 .*\(use .*f1, ap\)$"):
+        work(copies)
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -47,6 +47,8 @@ class Wrong:
                  "square": np.zeros((2, 2), dtype=np.int64), "high": np.array([0, num_images]), "low": np.array([-1])}
         if self.kind == "raises":
             raise OSError("gone")
+        if self.kind == "exits":
+            raise SystemExit(0)
         return wrong[self.kind]
 '''
 
@@ -140,6 +142,7 @@ def test_an_own_sampler_decides_the_length_of_an_epoch_and_its_images(plugins: s
         ("Wrong", {"kind": "high"}, "returns index 20 (return 0 to 19 for 20 images)"),
         ("Wrong", {"kind": "low"}, "returns index -1 (return 0 to 19 for 20 images)"),
         ("Wrong", {"kind": "raises"}, "raised OSError: gone"),
+        ("Wrong", {"kind": "exits"}, "raised SystemExit: 0"),
         ("Unseeded", {}, "returns two orders for one seed and epoch (draw from"),
         ("Growing", {}, "returns 20 indices for epoch 1, and 19 for epoch 0 (return as many)"),
     ],

@@ -292,6 +292,14 @@ def test_a_batch_of_more_images_than_there_are_is_refused_with_one_that_fits(pla
     )
 
 
+def test_samples_of_a_sampler_are_not_called_images(resolve, refusal):
+    recipe = resolve("data.sampler=own:Few").recipe
+    message = refusal(Plan.derive, recipe, 1, TRAIN, VAL, num_samples=100)
+    assert message == "data.batch_size: 128 is more than the 100 samples per epoch of own:Few (try 8)"
+    notes = Plan.derive(recipe, 1, TRAIN, VAL, num_samples=200).notes
+    assert any("leaves 72 of 200 samples per epoch of own:Few" in note for note in notes)
+
+
 def test_a_batch_that_drops_many_images_is_noted_with_a_better_one(plan):
     derived = plan("data.batch_size=256", train=replace(TRAIN, num_images=392))
     (note,) = [note for note in derived.notes if note.startswith("data.batch_size: ")]

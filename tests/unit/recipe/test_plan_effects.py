@@ -145,7 +145,14 @@ def test_jitter_of_which_something_is_left_may_change_grey_images(plan, word):
 def test_a_batch_in_which_versions_of_one_image_would_be_mixed_is_refused(plan, refusal):
     words = ("data.sampler={name: repeated, repeats: 3}", "data.augment=[mixup]")
     message = refusal(plan, *words, "data.batch_size=4")
-    assert message.startswith("data.batch_size: 4 is too small for mixup of images that repeat 3 times (try 6)")
+    assert message.startswith("data.batch_size: 4 is too small for mixup of images that repeat 3 times (try 6, or ")
     assert (
         plan(*words, "data.batch_size=6").steps_per_epoch == plan(words[0], "data.batch_size=6").steps_per_epoch == 166
     )
+
+
+def test_a_batch_that_is_one_image_alone_is_refused(plan, refusal):
+    word = "data.sampler={name: repeated, repeats: 8}"
+    message = refusal(plan, word, "data.batch_size=8")
+    assert message.startswith("data.batch_size: 8 is too small for images that repeat 8 times (try 16, or lower ")
+    assert plan(word, "data.batch_size=9").steps_per_epoch == 111

@@ -10,6 +10,7 @@ from paceline.core.errors import RecipeError
 from paceline.data.sources.builtin import load_digits
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
+from paceline.training.callbacks import Callback
 from paceline.training.preflight import try_components
 
 
@@ -48,6 +49,13 @@ class Odd(torch.optim.SGD):
         self.state[self.param_groups[0]["params"][0]]["seen"] = {1}
 
 
+class Listens(Callback):
+    """A callback that is never made."""
+
+    def __init__(self):
+        raise OSError("no file")
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -64,6 +72,7 @@ class Odd(torch.optim.SGD):
         ("optim={name: 'own_parts:Sorry', lr: 0.1}", "own_parts:Sorry raised OSError: no kernel at "),
         ("optim={name: 'own_parts:Odd', lr: 0.1, args: {how: raise}}", "own_parts:Odd raised OSError: no kernel at "),
         ("optim={name: 'own_parts:Odd', lr: 0.1, args: {how: keep}}", "own_parts:Odd keeps 'seen' as set, which a"),
+        ("train.callbacks=['own_parts:Listens']", "train.callbacks[0].name: own_parts:Listens raised OSError: no file"),
         ("optim.lr=0.2", ""),
     ],
 )  # fmt: skip

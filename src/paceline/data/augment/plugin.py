@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.pixels import PixelFormat
-from paceline.recipe.plugins import AUGMENT, PluginRef, describe_error
+from paceline.recipe.plugins import AUGMENT, PluginRef
 from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.base import Section
 
@@ -18,31 +17,24 @@ from paceline.recipe.schema.base import Section
 class PluginAugment:
     """Call the plugin `inner` with images [N, C, H, W] and float64 draws [N, num_draws], on any device.
 
-    Raise `RecipeError`, naming the entry at `path`, if it raises or does not return such images.
+    Raise `RecipeError`, naming the entry of the list, if it raises or does not return such images.
     """
 
     inner: Any
-    path: str
-    name: str
+    plugin: PluginRef
     num_draws: int
     alternating: bool = False
     needs_host: bool = False
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Return uint8 [N, C, H, W]."""
-        try:
+        with self.plugin.reporting():
             changed = self.inner(images, draws)
-        except PacelineError:  # already a message for the user
-            raise
-        except Exception as error:
-            raise RecipeError(f"{self.path}: {self.name} raised {describe_error(error)} (fix it)") from error
         if isinstance(changed, Tensor) and _get_signature(changed) == _get_signature(images):
             return changed
         returned = _format_tensor(changed) if isinstance(changed, Tensor) else type(changed).__name__
-        raise RecipeError(
-            f"{self.path}: {self.name} returns {returned} for {_format_tensor(images)} "
-            f"(return images of the same size, dtype and device)"
-        )
+        given, fix = _format_tensor(images), "return images of the same size, dtype and device"
+        raise self.plugin.error(f"returns {returned} for {given} ({fix})")
 
 
 def _get_signature(images: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
@@ -60,7 +52,7 @@ def build_plugin_augment(section: OwnAugment, position: int) -> PluginAugment:
     num_draws = inner.num_draws
     if not isinstance(num_draws, int) or num_draws < 0:
         raise plugin.error(f"has num_draws {num_draws!r} (set it to the number of draws per image: 0, 1, 2, ...)")
-    return PluginAugment(inner, plugin.path, plugin.name, num_draws)
+    return PluginAugment(inner, plugin, num_draws)
 
 
 def try_plugin_augments(chosen: Sequence[Section], form: PixelFormat, size: int) -> None:

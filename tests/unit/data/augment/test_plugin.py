@@ -61,15 +61,15 @@ def test_a_plugin_runs_on_the_device_with_its_draws(section) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"gives": "floats"}, "data.augment[1]: parts_of_augment:Brighter returns torch.float32 [2, 1, 2, 2] on"),
-        ({"gives": "half"}, "data.augment[1]: parts_of_augment:Brighter returns torch.uint8 [1, 1, 2, 2] on"),
-        ({"gives": "none"}, "data.augment[1]: parts_of_augment:Brighter returns NoneType for torch.uint8 [2, 1, 2, 2]"),
+        ({"gives": "floats"}, "data.augment[1].name: parts_of_augment:Brighter returns torch.float32 [2, 1, 2, 2] on"),
+        ({"gives": "half"}, "data.augment[1].name: parts_of_augment:Brighter returns torch.uint8 [1, 1, 2, 2] on"),
+        ({"gives": "none"}, "data.augment[1].name: parts_of_augment:Brighter returns NoneType for torch.uint8 [2, 1, 2, 2]"),
         (
             {"gives": "elsewhere"},
-            "data.augment[1]: parts_of_augment:Brighter returns torch.uint8 [2, 1, 2, 2] on meta for "
+            "data.augment[1].name: parts_of_augment:Brighter returns torch.uint8 [2, 1, 2, 2] on meta for "
             "torch.uint8 [2, 1, 2, 2] on cpu (return images",
         ),
-        ({"gives": "raise"}, "data.augment[1]: parts_of_augment:Brighter raised ValueError: no at "),
+        ({"gives": "raise"}, "data.augment[1].name: parts_of_augment:Brighter raised ValueError: no at "),
     ],
 )
 def test_invalid_results_and_errors_of_a_plugin_are_reported(section, args, message) -> None:

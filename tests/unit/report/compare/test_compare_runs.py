@@ -240,7 +240,7 @@ def test_runs_without_evaluations_are_named(made, compared, tmp_path):
     (paths[1] / "evals.jsonl").unlink()
     found = compared(*paths)
     assert "batch 64 was not evaluated" in found.sentences[0].lower()
-    why = "train.eval_every is off, it ended before that, or its evaluations lack --metric"
+    why = "train.eval_every is off, or it ended before that"
     assert found.notes == (f"batch 64: b was never evaluated ({why}).",)
     (paths[0] / "evals.jsonl").unlink()
     assert compared(*paths).target is None and compared(*paths).sentences == ()
