@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from paceline.cli.options import CompareOptions
@@ -26,15 +27,17 @@ def compare(options: CompareOptions) -> int:
 
     `out` also gets the comparison, as its suffix says: .html, .md or .json.
     """
-    metric, out = options.metric, options.out
-    _check_metric(metric)
-    thresholds = parse_thresholds(options.fail_below, metric)
+    out = options.out
+    if options.metric != "auto":
+        _check_metric(options.metric)
     if out is not None and out.suffix not in _FORMATS:
         raise RecipeError(f"--out: {out} has no known format (name a file ending in {', '.join(_FORMATS)})")
     # Two names of one folder are one run.
     folders = list({folder.resolve(): folder for folder in (run.expanduser() for run in options.runs)}.values())
     if not folders:
         raise RecipeError("compare: no run was named (name two or more, such as runs/digits-*)")
+    metric = _default_metric(folders) if options.metric == "auto" else options.metric
+    thresholds = parse_thresholds(options.fail_below, metric)
     trained = [read_compared_run(folder, metric) for folder in folders]
     if not any(run.evals for run in trained) and (measured := set[str]().union(*(run.columns for run in trained))):
         known = [name for name in _METRICS if name in measured]
@@ -52,6 +55,12 @@ def compare(options: CompareOptions) -> int:
     for failure in failures:
         print(f"below: {printable_class_name(failure)}", file=sys.stderr)
     return _BELOW_CODE if failures else 0
+
+
+def _default_metric(folders: Iterable[Path]) -> str:
+    """Return top-1, or if no evaluation has it, as images have several labels, the macro AP."""
+    measured = set[str]().union(*(read_compared_run(folder, "top1").columns for folder in folders))
+    return "ap" if "ap" in measured and "top1" not in measured else "top1"
 
 
 def _check_metric(metric: str) -> None:

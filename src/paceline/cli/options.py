@@ -734,8 +734,13 @@ class CompareOptions:
         ),
     ] = None
     metric: Annotated[
-        str, typer.Option(metavar="NAME", help="Metric to compare, as train.metrics names it: f1, auroc, top5, ...")
-    ] = "top1"
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Metric to compare, as train.metrics names it: f1, auroc, top5, ...; auto: top1, or ap with several "
+            "labels per image.",
+        ),
+    ] = "auto"
     fail_below: Annotated[
         list[str],
         _option(

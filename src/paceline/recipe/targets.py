@@ -45,7 +45,7 @@ def check_targets(train: Train, info: "DatasetInfo") -> None:
         )
     for metric in train.extra_metrics:
         if metric in ONLY_MULTI_LABEL:
-            raise RecipeError(f"train.metrics: {metric} is for several labels per image (leave it out)")
+            raise RecipeError(f"{_field_of(metric, train)}: {metric} is for several labels per image (leave it out)")
     return None
 
 
@@ -53,12 +53,17 @@ def _uses_softmax(loss: LossSection) -> bool:
     return isinstance(loss, CrossEntropyLoss) or (isinstance(loss, FocalLoss) and loss.activation == "softmax")
 
 
+def _field_of(metric: str, train: Train) -> str:
+    return "train.metrics" if metric in train.metrics else "train.monitor"
+
+
 def _check_multi_label(train: Train) -> None:
     names = [*train.metrics, *(() if train.monitor == "auto" else (train.monitor,))]
     for metric in names:
         if top_k(metric) or metric in set(ALWAYS) - {"loss"}:
-            field = "train.metrics" if metric in train.metrics else "train.monitor"
-            raise RecipeError(f"{field}: {metric} is for one label per image (leave it out, or use ap)")
+            raise RecipeError(
+                f"{_field_of(metric, train)}: {metric} is for one label per image (leave it out, or use ap)"
+            )
     unusable = {
         "stop": (train.stop != "off", "a target for top-1"),
         "accuracy": (train.accuracy == "on", "top-1 and top-5"),

@@ -25,6 +25,7 @@ _MAX_CLASS_ROWS: Final = 30
 _NUM_EXTREME_CLASSES: Final = 8
 _MAX_BINS: Final = 50
 _MAX_IMAGES: Final = 16
+_MAX_CLASSES_SHOWN: Final = 3  # of an image
 _MAX_THUMBNAIL_BYTES: Final = 300_000
 _COLOUR: Final = "c-right"
 
@@ -52,12 +53,15 @@ def _image_gallery(run: RunData) -> list[Block]:
 def _input_thumbnail(image: SavedImage) -> Thumbnail:
     recorded = image.record.get("classes")
     classes: list[tuple[str, float]] = []
-    for each in recorded[:3] if isinstance(recorded, list) else []:
+    for each in recorded[:_MAX_CLASSES_SHOWN] if isinstance(recorded, list) else []:
         if isinstance(each, list) and len(each) == 2 and (share := finite_or_none(each[1])) is not None:
             classes.append((clean_text(each[0], 40), share))
-    is_mixed = len(classes) > 1
+    is_mixed = any(share != 1 for _, share in classes)
     title = " + ".join(f"{100 * share:.0f} % {name}" if is_mixed else name for name, share in classes)
-    return Thumbnail(image.thumbnail, title or "?", (), clean_text(image.record.get("name", ""), 300))
+    if isinstance(recorded, list) and len(recorded) > _MAX_CLASSES_SHOWN:
+        title += " + ..."
+    title = title or ("no label" if recorded == [] else "?")
+    return Thumbnail(image.thumbnail, title, (), clean_text(image.record.get("name", ""), 300))
 
 
 def _split_facts(run: RunData) -> list[Block]:

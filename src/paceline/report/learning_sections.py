@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any, Final
 
-from paceline.core.metric import ALWAYS, COUNTED, SCORED, metric_label, top_k
-from paceline.core.units import accuracy, number
+from paceline.core.metric import ALWAYS, MULTI_LABEL, format_metric, metric_label, top_k
+from paceline.core.units import number
 from paceline.report import cells
 from paceline.report.cells import choose_time_unit
 from paceline.report.document import (
@@ -50,7 +50,7 @@ _NUM_UNIT_POINTS: Final = 40  # with which one axis is drawn in the unit of anot
 def learning_section(run: RunData) -> PageSection:
     """Return the curves and the table of evaluations."""
     evals, steps = downsample(run.evals), run.steps
-    charts = [*_accuracy_charts(evals, steps), *_loss_charts(evals, steps), *_lr_charts(run), *_throughput_charts(run)]
+    charts = [*_accuracy_charts(run, evals), *_loss_charts(run, evals), *_lr_charts(run), *_throughput_charts(run)]
     units = _x_units(evals, steps)
     charts = [replace(each, x_units=units) if each.x_label == "epoch" else each for each in charts]
     blocks: list[Block] = [ChartRow(charts)] if charts else []
@@ -89,9 +89,11 @@ def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
     training, validation = run.steps.extents["loss"].last, evals.extents["loss"].last
     settings, reasons = run.settings, []
     loss = settings.get("train.loss.name", "cross_entropy")
-    if loss != "cross_entropy":
+    if "train.distill.teacher" in settings:
+        return ["The training loss has the teacher's part, the validation loss has not: do not compare their values."]
+    if loss != "cross_entropy" and not (loss == "bce" and run.is_multi_label and _is_mean_of_classes(settings)):
         name = clean_text(loss, 80)
-        return [f"The training loss is {name}, and the validation loss cross-entropy: do not compare their values."]
+        return [f"The training loss is {name}, and the validation loss {_eval_loss(run)}: do not compare their values."]
     if settings.get("train.label_smoothing", "0.0") not in ("0", "0.0"):
         reasons.append(f"with label smoothing of {clean_text(settings['train.label_smoothing'])}")
     if settings.get("data.augment", "[]") != "[]":
@@ -107,6 +109,15 @@ def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
     ]
 
 
+def _is_mean_of_classes(settings: dict[str, str]) -> bool:
+    """Return whether the loss `bce` is that of evaluation."""
+    return settings.get("train.loss.sum_classes") == "false" and settings.get("train.loss.target_threshold") == "off"
+
+
+def _eval_loss(run: RunData) -> str:
+    return "binary cross-entropy" if run.is_multi_label else "cross-entropy"
+
+
 def _downsampling_note(steps: Series) -> str:
     if not steps.is_sample:
         return f"{steps.num_records:,} logged steps are drawn as means of {steps.per_point} each."
@@ -118,22 +129,28 @@ def _x_key(series: Series) -> str:
     return "epoch" if series.has_key("epoch") else "step"
 
 
-def _accuracy_charts(evals: Series, steps: Series) -> list[Chart]:
-    lines = _learning_lines(evals, steps, "top1", "training batches", 100)
-    extent = evals.extents["ema_top1" if evals.has_key("ema_top1") else "top1"] if evals.has_key("top1") else None
-    note = f"last {accuracy(extent.last)}, best {accuracy(extent.highest)}" if extent else ""
+def _accuracy_charts(run: RunData, evals: Series) -> list[Chart]:
+    name, title, unit, scale = ("top1", "Top-1 accuracy", "%", 100.0)
+    if run.is_multi_label:
+        name, title, unit, scale = ("ap", "Average precision", "mean over classes", 1.0)
+    steps = run.steps
+    lines = _learning_lines(evals, steps, name, "training batches", scale)
+    key = f"ema_{name}" if evals.has_key(f"ema_{name}") else name
+    extent = evals.extents[key] if evals.has_key(key) else None
+    note = f"last {format_metric(name, extent.last)}, best {format_metric(name, extent.highest)}" if extent else ""
     x_key = _x_key(evals if evals.num_records else steps)
-    evaluated = evals.xy_points(x_key, "ema_top1" if evals.has_key("ema_top1") else "top1")
+    evaluated = evals.xy_points(x_key, key)
     best = max(evaluated, key=lambda point: point[1], default=None)
-    mark = ((best[0], 100 * best[1]), "best") if best is not None and len(evaluated) > 1 else None
-    return [Chart("Top-1 accuracy", x_key, "%", lines, low=None, note=note, best=mark)] if lines else []
+    mark = ((best[0], scale * best[1]), "best") if best is not None and len(evaluated) > 1 else None
+    return [Chart(title, x_key, unit, lines, low=None, note=note, best=mark)] if lines else []
 
 
-def _loss_charts(evals: Series, steps: Series) -> list[Chart]:
+def _loss_charts(run: RunData, evals: Series) -> list[Chart]:
+    steps = run.steps
     lines = _learning_lines(evals, steps, "loss", "training", 1)
     note = f"last step {number(steps.extents['loss'].last)}" if steps.has_key("loss") else ""
     x_key = _x_key(steps if steps.has_key("loss") else evals)
-    return [Chart("Loss", x_key, "cross-entropy", lines, note=note)] if lines else []
+    return [Chart("Loss", x_key, _eval_loss(run), lines, note=note)] if lines else []
 
 
 def _learning_lines(evals: Series, steps: Series, key: str, training: str, scale: float) -> list[ChartLine]:
@@ -211,7 +228,7 @@ def _evaluation_table(run: RunData) -> Table:
 def _title_of_extra(key: str) -> str:
     """Return the title of a metric that only some recipes name, else ""."""
     name = key.removeprefix("ema_")
-    if not (name in (*COUNTED, *SCORED) or ":" in name or top_k(name)) or name in ALWAYS:
+    if not (name in MULTI_LABEL or ":" in name or top_k(name)) or name in ALWAYS:
         return ""
     return f"{'averaged ' if name != key else ''}{clean_text(metric_label(name), 40)}"
 

@@ -39,7 +39,8 @@ def mistakes_section(run: RunData) -> PageSection | None:
     """Return what the evaluated weights get wrong, the worst images first; None if nothing was evaluated."""
     if not run.classes and not run.mistakes:
         return None
-    blocks = [*_worst_images(run), *_confusion_blocks(run)]
+    # Both are of the one label of an image.
+    blocks = [] if run.is_multi_label else [*_worst_images(run), *_confusion_blocks(run)]
     if run.classes:
         blocks.append(class_table(run.classes, run.confusion))
     return PageSection("classes", "What it gets wrong", [*blocks, *_calibration_blocks(run)])

@@ -127,7 +127,7 @@ def build_findings(
 
 def passed_checks(run: RunData, health: Sequence[HealthFinding]) -> list[str]:
     """Return the names of the health checks that found nothing; none if nothing was evaluated."""
-    if not any("top1" in each for each in run.evals):
+    if not run.evals or run.is_multi_label:
         return []
     found = {each.title for each in health}
     names = (name.replace("_", " ") for name, _, _ in RULES)

@@ -96,6 +96,11 @@ class RunData:
         """Return the folder's name, which starts with the recipe's."""
         return clean_text(self.path.resolve().name)
 
+    @property
+    def is_multi_label(self) -> bool:
+        """Return whether images have several labels, and evaluations therefore no top-1."""
+        return bool(self.evals) and not any("top1" in each for each in self.evals)
+
     @cached_property
     def settings(self) -> dict[str, str]:
         """Return the recipe as text by dotted path; empty if it cannot be read."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from paceline import __version__
 from paceline.core.health import RunHistory, eval_points, find_problems, training_losses
+from paceline.core.metric import format_metric, metric_label
 from paceline.core.results import Finding, RunResult
 from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.core.units import count, number, parameters
@@ -18,6 +19,7 @@ from paceline.report.document import (
     KeyFigure,
     KeyValueList,
     ReportPage,
+    TableCell,
     Tone,
 )
 from paceline.report.input_sections import input_section
@@ -265,10 +267,12 @@ def _unfinished_figures(run: RunData) -> list[KeyFigure]:
     figures = []
     if run.evals:
         last = run.evals[-1]
-        top1 = finite_or_none(last.get("ema_top1", last.get("top1")))
+        name = "ap" if run.is_multi_label else "top1"
+        value = finite_or_none(last.get(f"ema_{name}", last.get(name)))
         step = number(finite_or_none(last.get("step")) or 0)
-        if top1 is not None:
-            figures.append(KeyFigure("top-1 so far", cells.accuracy_cell(top1), f"after step {step}"))
+        if value is not None:
+            cell = TableCell(format_metric(name, value))
+            figures.append(KeyFigure(f"{metric_label(name)} so far", cell, f"after step {step}"))
     for key, label in (("step", "last logged step"), ("images_per_s", "images/s, last"), ("trained_s", "trained")):
         if run.steps.has_key(key):
             last_value = run.steps.extents[key].last

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import RecipeError
 from paceline.core.run_dir import RunDir
 from paceline.core.units import count
@@ -171,8 +172,25 @@ def teacher_errors(section: Distill, wanted: str = "") -> Iterator[None]:
     except RecipeError as error:
         if str(error).startswith("model.freeze"):  # its classifier would start fresh
             raise RecipeError(f"{_FIELD}: {section.teacher}: does not have {wanted}") from None
-        text = str(error).replace("model.weights", _FIELD).replace("model.name", "train.distill.model")
+        name_field = _FIELD if section.model == "auto" else "train.distill.model"
+        text = str(error).replace("model.weights", _FIELD).replace("model.name", name_field)
         raise RecipeError(text) from None
+
+
+def check_teacher_run(section: Distill, checkpoint: str, info: DatasetInfo) -> DatasetInfo:
+    """Return the dataset that the run of `checkpoint` was trained on.
+
+    Raise `RecipeError` unless it has the classes and channels of `info`, and one label per image.
+    """
+    trained = read_trained_dataset(RunDir(Path(checkpoint).parent.parent))
+    if trained.info.class_names != info.class_names or trained.info.channels != info.channels:
+        raise RecipeError(f"{_FIELD}: {section.teacher}: was not trained on {_describe_classes(info)}")
+    if trained.is_multi_label:
+        raise RecipeError(
+            f"{_FIELD}: {section.teacher}: was trained on several labels per image, and images of {info.name} have one "
+            "(name another teacher)"
+        )
+    return trained.info
 
 
 def load_teacher(
@@ -185,14 +203,10 @@ def load_teacher(
     plan, info, own = context.plan, context.datasets.train.info, context.mean_and_std
     theirs = own
     model_section = teacher_section(section, context.recipe.model, checkpoint)
-    wanted = f"the {count(plan.num_classes, 'class', 'classes')} of the dataset (name a teacher of the same classes)"
     if checkpoint:
-        rundir = RunDir(Path(checkpoint).parent.parent)
-        trained = read_trained_dataset(rundir).info
-        if trained.class_names != info.class_names or trained.channels != info.channels:
-            raise RecipeError(f"{_FIELD}: {section.teacher}: was not trained on {wanted}")
-        theirs = mean_and_std(load(str(rundir.path)).recipe.data, trained)
-    with teacher_errors(section, wanted):
+        trained = check_teacher_run(section, checkpoint, info)
+        theirs = mean_and_std(load(str(Path(checkpoint).parent.parent)).recipe.data, trained)
+    with teacher_errors(section, _describe_classes(info)):
         with torch.random.fork_rng(devices=[]):
             model = build_model(
                 model_section, num_classes=plan.num_classes, channels=plan.channels, image_size=plan.image_size
@@ -218,6 +232,11 @@ def check_same_teacher(teacher: Teacher, start_from: str, section: Distill) -> N
             f"{_FIELD}: {section.teacher}: its SHA-256 is {now.get('sha256')}, and the run was trained with "
             f"{before.get('sha256')} (bring that teacher back, or start a new run)"
         )
+
+
+def _describe_classes(info: DatasetInfo) -> str:
+    classes, channels = count(info.num_classes, "class", "classes"), count(info.channels, "channel")
+    return f"the {classes} and {channels} of the dataset (name a teacher of the same classes and channels)"
 
 
 _MeanAndStd = tuple[tuple[float, ...], tuple[float, ...]]

@@ -28,7 +28,7 @@ from paceline.recipe.schema.optim import Adam, OptimSection, OwnOptim, Sgd
 from paceline.training.checkpoint import CheckpointStorage, CheckpointWriter, KeepPolicy, Snapshot
 from paceline.training.components import build_training_state
 from paceline.training.context import RunContext
-from paceline.training.distill import teacher_errors, teacher_section
+from paceline.training.distill import check_teacher_run, teacher_errors, teacher_section
 from paceline.training.init_weights import find_initial_checkpoint
 from paceline.training.loss import build_loss
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
@@ -51,6 +51,8 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
     notes = [_check_initial_weights(recipe.model)]
     if recipe.train.distill != "off":
         teacher = find_initial_checkpoint(recipe.train.distill.teacher, "train.distill.teacher")
+        if teacher:
+            check_teacher_run(recipe.train.distill, teacher, train.info)
         with teacher_errors(recipe.train.distill):
             note = _check_initial_weights(teacher_section(recipe.train.distill, recipe.model, teacher))
         notes.append(note.replace("model.weights", "train.distill.teacher"))

@@ -98,6 +98,17 @@ def test_a_group_below_a_level_fails_and_is_named(runs, capsys):
     assert "speedup is 0.125x" in json.loads(capsys.readouterr().out)["failures"][0]
 
 
+def test_runs_with_several_labels_are_compared_by_average_precision(runs, tmp_path, capsys):
+    copies = [tmp_path / run.name for run in runs]
+    for run, copy in zip(runs, copies, strict=True):
+        shutil.copytree(run, copy)
+        evals = copy / "evals.jsonl"
+        evals.write_text(evals.read_text().replace("top1", "ap"))
+    for folders, metric in ((copies, "ap"), (runs, "top1"), ([runs[0], copies[1]], "top1")):
+        assert work(folders, metric="auto", as_json=True) == 0
+        assert json.loads(capsys.readouterr().out)["metric"] == metric
+
+
 def test_a_run_that_is_named_twice_counts_once(runs, capsys):
     assert work([*runs, runs[0] / "."], as_json=True) == 0
     assert [len(each["runs"]) for each in json.loads(capsys.readouterr().out)["groups"]] == [1, 1]

@@ -72,3 +72,5 @@ def test_what_needs_several_labels_is_refused(rows: list | None) -> None:
         check(rows, label_threshold=0.3)
     with pytest.raises(RecipeError, match=r"^train.metrics: hamming_loss .*leave it out"):
         check(rows, metrics=["hamming_loss"])
+    with pytest.raises(RecipeError, match=r"^train.monitor: micro_f1 .*leave it out"):
+        check(rows, monitor="micro_f1")

@@ -41,6 +41,23 @@ def test_mixed_images_name_the_share_of_each_class() -> None:
     assert "after augmentation on the device, with MixUp or CutMix" in gallery.note
 
 
+@pytest.mark.parametrize(
+    ("classes", "title"),
+    [
+        ([["cat", 1.0], ["dog", 1.0]], "cat + dog"),
+        ([["cat", 1.0], ["dog", 1.0], ["fox", 1.0], ["owl", 1.0]], "cat + dog + fox + ..."),
+        ([["cat", 1.0], ["dog", 0.3]], "100 % cat + 30 % dog"),
+        ([["cat", 0.7]], "70 % cat"),
+        ([], "no label"),
+        (None, "?"),
+    ],
+)
+def test_images_with_several_labels_name_them(classes: list | None, title: str) -> None:
+    images = (SavedImage({"name": "a.png", "classes": classes}, PICTURE),)
+    (gallery,) = blocks_of(Gallery, inputs={"augment_on": "host"}, input_images=images)
+    assert [each.title for each in gallery.pictures] == [title]
+
+
 def test_splits_classes_and_sizes_are_facts() -> None:
     plan = {"train_images": 75, "val_images": 8, "image_size": 32, "channels": 3, "dropped_images": 11}
     assert facts_of(plan=plan, dataset=DATASET, inputs={"image_sizes": SIZES}) == {

@@ -28,6 +28,12 @@ def test_a_run_without_evaluation_has_no_section() -> None:
     assert mistakes_section(RunData(Path("run"))) is None
 
 
+def test_several_labels_have_no_worst_images_and_no_confusion() -> None:
+    evaluated = blocks_of(object, classes=CLASSES, evals=({"step": 1, "ap": 0.5},))
+    assert [type(block) for block in evaluated] == [Table]
+    assert len(blocks_of(object, classes=CLASSES, evals=({"step": 1, "top1": 0.5},))) == 3
+
+
 def test_recall_precision_and_f1_are_scikit_learns() -> None:
     cells = [(true, read) for true, row in enumerate(CONFUSION) for read, n in enumerate(row) for _ in range(n)]
     true, read = np.array(cells).T

@@ -1,10 +1,18 @@
 """The loss of a teacher's predictions: torch's and DeiT's formulas, on the images of the step."""
 
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from paceline.core.dataset import DatasetInfo
+from paceline.core.errors import RecipeError
+from paceline.core.run_dir import RunDir
 from paceline.data.transfer import DeviceTransfer
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.train import Distill
@@ -15,10 +23,12 @@ from paceline.training.distill import (
     Teacher,
     _build_normalization,
     build_criterion,
+    check_teacher_run,
     hard_distill_loss,
     teacher_section,
 )
 from paceline.training.loss import CrossEntropy
+from paceline.training.trained_dataset import TrainedDataset
 
 CPU = torch.device("cpu")
 STUDENT, TAUGHT = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)).unbind()
@@ -82,3 +92,24 @@ def test_a_teacher_sees_images_in_its_own_normalization() -> None:
 def test_the_model_of_a_teacher(distill: dict, name: str, weights: str) -> None:
     section = teacher_section(Distill(**distill), Model(norm="sync_batch", freeze="backbone"), "")
     assert (section.name, section.weights, section.norm, section.freeze) == (name, weights, "batch", "off")
+
+
+@pytest.mark.parametrize(
+    ("names", "channels", "is_multi_label", "problem"),
+    [
+        (("a", "b"), 1, False, ""),
+        (("b", "a"), 1, False, "was not trained on the 2 classes and 1 channel"),
+        (("a", "b"), 3, False, "was not trained on the 2 classes and 1 channel"),
+        (("a", "b"), 1, True, "was trained on several labels per image"),
+    ],
+)
+def test_a_run_teaches_its_own_classes_with_one_label(
+    tmp_path: Path, names: tuple[str, ...], channels: int, is_multi_label: bool, problem: str
+) -> None:
+    own = DatasetInfo("birds", "train", 4, ("a", "b"), 1, None, (0.5,), (1.0,))
+    theirs = replace(own, class_names=names, channels=channels)
+    trained = TrainedDataset(theirs, is_pixels=False, is_multi_label=is_multi_label)
+    RunDir(tmp_path).dataset.write_text(json.dumps(trained.to_dict()))
+    checkpoint = str(tmp_path / "checkpoints" / "step-1")
+    with pytest.raises(RecipeError, match=f"^train.distill.teacher: run: {problem}") if problem else nullcontext():
+        assert check_teacher_run(Distill(teacher="run"), checkpoint, own).class_names == names

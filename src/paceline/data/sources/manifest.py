@@ -52,8 +52,10 @@ def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
     """
     columns = _find_class_columns(section)
     train = _read_manifest(section.train, section, columns, skip_bad=skip_bad)
-    has_columns = section.class_columns != "off"
-    class_names = columns if has_columns else _sort_class_names(name for each in train.labels for name, _ in each)
+    if section.class_columns != "off":
+        class_names = columns
+    else:
+        class_names = _sort_class_names(name for each in train.labels for name, _ in each)
     numbers = {name: number for number, name in enumerate(class_names)}
     if not numbers:
         raise DataError(f"{printable(train.file)}: has no label in any line; write some in the column 'label'")
@@ -66,7 +68,7 @@ def load_manifest(section: Manifest, *, skip_bad: bool = False) -> Datasets:
     if section.val == "off":
         notes = ("data.source.val names no list",)
     build = partial(_build_manifest_source, class_names=class_names, section=section)
-    if section.separator == "off" and not has_columns:
+    if section.has_one_label:
         targets, labels = None, np.array([numbers[each[0][0]] for each in (*train.labels, *val.labels)], dtype=np.int64)
     else:
         shares = (_to_target(each, numbers) for each in (*train.labels, *val.labels))
@@ -86,13 +88,15 @@ def _find_class_columns(section: Manifest) -> tuple[str, ...]:
     """Return the columns that hold labels: those of the training list's header with `class_columns=auto`."""
     if section.class_columns == "off":
         return _LABEL_COLUMN
-    file = expand_path(section.train)
     if section.class_columns != "auto":
         return section.class_columns
+    file = expand_path(section.train)
+    if file.suffix.lower() != ".csv":  # `_read_rows` refuses it
+        return ()
     with _open_csv(file) as reader:
         columns = tuple(name for name in next(reader, []) if name != "path")
-    if not columns or not all(columns) or len(set(columns)) < len(columns):
-        raise DataError(f"{printable(file)}:1: its header is not path and one column per class; name each column once")
+    if not columns or not all(columns):
+        raise DataError(f"{printable(file)}:1: its header is not path and one column per class; name each column")
     return columns
 
 
@@ -153,14 +157,13 @@ def _read_manifest(
 
 
 def _read_rows(file: Path, section: Manifest, columns: tuple[str, ...]) -> Iterator[_ManifestRow]:
-    has_columns = section.class_columns != "off"
     match file.suffix.lower():
         case ".csv":
-            return _read_csv_rows(file, columns, may_be_empty=has_columns or section.separator != "off")
-        case ".pkl" | ".pickle" if has_columns:
+            return _read_csv_rows(file, section, columns)
+        case ".pkl" | ".pickle" if section.class_columns != "off":
             raise DataError(f"{printable(file)}: is a pickle, which has no columns for class_columns; write it as CSV")
         case ".pkl" | ".pickle":
-            return _read_pickle_rows(file)
+            return _read_pickle_rows(file, may_be_empty=not section.has_one_label)
     raise DataError(f"{printable(file)}: is not a .csv, .pkl or .pickle file; write the list as CSV")
 
 
@@ -182,7 +185,7 @@ def _check_first_paths(listing: _ImageList, *, skip_bad: bool) -> None:
         )
 
 
-def _read_csv_rows(file: Path, columns: tuple[str, ...], *, may_be_empty: bool) -> Iterator[_ManifestRow]:
+def _read_csv_rows(file: Path, section: Manifest, columns: tuple[str, ...]) -> Iterator[_ManifestRow]:
     line = ",".join(("path", *map(printable, columns[:3]), *(("...",) if len(columns) > 3 else ())))
     with _open_csv(file) as reader:
         header: list[str] = next(reader, [])
@@ -190,12 +193,31 @@ def _read_csv_rows(file: Path, columns: tuple[str, ...], *, may_be_empty: bool) 
         if missing is not None:
             which = "path or label" if columns == _LABEL_COLUMN else f"the column '{printable(missing)}'"
             raise DataError(f"{printable(file)}:1: its header lacks {which}; make its first line '{line}'")
+        if section.class_columns != "off":
+            _check_columns(file, section, header, columns)
         path_column, label_columns = header.index("path"), [header.index(name) for name in columns]
         for cells in filter(None, reader):
             position = f"{printable(file)}:{reader.line_num}"
-            if len(cells) <= max(path_column, *label_columns) or not (may_be_empty or cells[label_columns[0]]):
+            if len(cells) <= max(path_column, *label_columns) or (
+                section.has_one_label and not cells[label_columns[0]]
+            ):
                 raise DataError(f"{position}: has no label; write '{line}', with quotes around a comma in either")
+            if len(cells) > len(header) and not section.has_one_label:  # `1.jpg,cat,dog` would lose the dog
+                raise DataError(f"{position}: has more cells than the header; write quotes around a cell with a comma")
             yield position, cells[path_column], tuple(cells[column] for column in label_columns)
+
+
+def _check_columns(file: Path, section: Manifest, header: list[str], columns: tuple[str, ...]) -> None:
+    """Raise `DataError` if a column of `class_columns` is there twice, or with `auto` one is not in the other list."""
+    repeated = next((name for name in columns if header.count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"{printable(file)}:1: its header has the column '{printable(repeated)}' twice; keep one")
+    unknown = next((name for name in header if name not in ("path", *columns)), None)
+    if section.class_columns == "auto" and unknown is not None:
+        raise DataError(
+            f"{printable(file)}:1: its column '{printable(unknown)}' is not in the training list "
+            f"{printable(expand_path(section.train))}; leave it out, or list data.source.class_columns"
+        )
 
 
 @contextmanager
@@ -214,15 +236,16 @@ def _open_csv(file: Path) -> Iterator[Any]:
         raise DataError(f"{printable(file)}: cannot be read: {error.strerror}; correct its name") from error
 
 
-def _read_pickle_rows(file: Path) -> Iterator[_ManifestRow]:
+def _read_pickle_rows(file: Path, *, may_be_empty: bool) -> Iterator[_ManifestRow]:
     table = load_restricted_pickle(file, hint=_ALLOWED_CONTENT)
     if not isinstance(table, dict):
         raise DataError(f"{printable(file)}: holds a {type(table).__name__}; {_ALLOWED_CONTENT}")
     for path, label in table.items():
         if type(path) is not str:
             raise DataError(f"{printable(file)}: has a key of type {type(path).__name__}; {_ALLOWED_CONTENT}")
-        if type(label) not in (int, str) or label == "" or (type(label) is int and abs(label) >= 10**18):
-            kind = "an empty text" if label == "" else f"a value of type {type(label).__name__}"
+        is_blank = label == "" and not may_be_empty
+        if type(label) not in (int, str) or is_blank or (type(label) is int and abs(label) >= 10**18):
+            kind = "an empty text" if is_blank else f"a value of type {type(label).__name__}"
             raise DataError(f"{printable(file)}: labels {printable(path)[:120]} with {kind}; {_ALLOWED_CONTENT}")
     for path in sorted(table):  # independent of the order of insertion
         yield printable(file), path, (str(table[path]),)

@@ -158,7 +158,9 @@ def _build_targets(
         if isinstance(labels, set | frozenset | list | tuple):
             target = np.zeros(len(names), dtype=np.float32)
             chosen: list[Any] = [numbers.get(each, each) if isinstance(each, str) else each for each in labels]
-            if all(isinstance(each, int | np.integer) and 0 <= each < len(names) for each in chosen):
+            are_classes = all(type(each) is int or isinstance(each, np.integer) for each in chosen)
+            # A number that repeats is of a list such as [0, 1, 1], which means an array.
+            if are_classes and len(set(chosen)) == len(chosen) and all(0 <= each < len(names) for each in chosen):
                 target[chosen] = 1
                 return target
         else:
@@ -166,7 +168,8 @@ def _build_targets(
             if shares.shape == (len(names),) and ((shares >= 0) & (shares <= 1)).all():
                 return shares
         fix = (
-            f"give a list of class names or numbers below {len(names)}, or an array of {len(names)} shares from 0 to 1"
+            f"give a list of class names or numbers below {len(names)}, each once, or an array of {len(names)} shares "
+            "from 0 to 1"
         )
         raise plugin.error(f"gives {split} image {index} the labels {labels!r:.100} ({fix})")
 

@@ -120,8 +120,17 @@ class Manifest(Section):
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
         if self.separator != "off" and self.class_columns != "off":
-            raise ValueError("separator has no effect with class_columns (leave one of them out)")
+            raise ValueError("separator has no effect with class_columns (set one of them to off)")
+        columns = () if isinstance(self.class_columns, str) else self.class_columns
+        repeated = next((name for name in columns if columns.count(name) > 1), None)
+        if repeated is not None:
+            raise ValueError(f"class_columns has {repeated!r} twice (list each column once)")
         return self
+
+    @property
+    def has_one_label(self) -> bool:
+        """Whether each image has exactly one label."""
+        return self.separator == "off" and self.class_columns == "off"
 
 
 class Pack(Section):

@@ -230,6 +230,12 @@ def targets_of(source):
     return source.info.targets.rows[source.labels].tolist()
 
 
+def test_an_empty_text_of_a_dict_is_an_image_without_labels(load):
+    data = load({"0.jpg": "b;a", "1.jpg": ""}, {"5.jpg": ""}, separator=";")
+    assert data.train.info.targets.rows[data.train.labels].tolist() == [[1, 1], [0, 0]]
+    assert data.val.info.targets.rows[data.val.labels].tolist() == [[0, 0]]
+
+
 @pytest.mark.parametrize(("separator", "cells"), [(";", ("b;a", "c; a;a", "")), (" ", ("b a", "c  a", " "))])
 def test_a_separator_gives_several_labels(load, separator, cells):
     rows = "".join(f"{index}.jpg,{cell}\n" for index, cell in enumerate(cells))
@@ -257,7 +263,13 @@ def test_columns_of_classes_give_shares(load):
         ("path,a,b\n0.jpg,1,yes\n", None, {"class_columns": "auto"}, "train.csv:2: 'yes' in column 'b'"),
         ("path,a,b\n0.jpg,1,nan\n", None, {"class_columns": "auto"}, "train.csv:2: 'nan' in column 'b'"),
         ("path,a,b\n0.jpg,1,1\n", "path,a\n5.jpg,1\n", {"class_columns": "auto"}, "val.csv:1: .*lacks the column 'b'"),
-        ("path,a,a\n0.jpg,1,1\n", None, {"class_columns": "auto"}, "train.csv:1: .*name each column once"),
+        ("path,a,\n0.jpg,1,1\n", None, {"class_columns": "auto"}, "train.csv:1: .*name each column"),
+        ("path,a,a\n0.jpg,1,1\n", None, {"class_columns": "auto"}, "train.csv:1: .*'a' twice; keep one"),
+        ("path,a,a\n0.jpg,1,1\n", None, {"class_columns": ["a"]}, "train.csv:1: .*'a' twice; keep one"),
+        ("path,a\n0.jpg,1\n", "path,a,b\n5.jpg,0,1\n", {"class_columns": "auto"}, "val.csv:1: .*'b'.*leave it out"),
+        ("path,a\n0.jpg,1,1\n", None, {"class_columns": "auto"}, "train.csv:2: has more cells.*quotes"),
+        ("path,label\n0.jpg,a,b\n", None, {"separator": ","}, "train.csv:2: has more cells.*quotes"),
+        ({"0.jpg": "a"}, None, {"class_columns": "auto"}, "train.pkl: is a pickle.*write it as CSV"),
         ("path,label\n0.jpg,a\n", "path,label\n1.jpg,a\n5.jpg,a;d\n", {"separator": ";"}, "val.csv:3: label 'd'"),
         ("path,label\n0.jpg,\n", None, {"separator": ";"}, "train.csv: has no label in any line"),
         ({"0.jpg": "a"}, None, {"class_columns": ["a"]}, "train.pkl: is a pickle.*write it as CSV"),

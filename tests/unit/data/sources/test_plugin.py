@@ -337,7 +337,11 @@ def test_an_object_gives_targets_in_place_of_labels(load):
     assert targets_of(data.train) == ROWS[:3] and [data.val.read(index)[1] for index in range(3)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("wrong", [[2], ["c"], [0.5], np.array([0.5]), np.array([0.5, 1.5]), np.array([0.5, np.nan])])
+WRONG = ([2], ["c"], [0.5], [True], [0, 0], [False, True], ["a", 0])
+WRONG_SHARES = (np.array([0.5]), np.array([0.5, 1.5]), np.array([0.5, np.nan]))
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, *WRONG_SHARES], ids=str)
 def test_wrong_targets_are_refused(error_message, wrong):
     message = error_message(lambda split: (np.zeros((2, 4, 6), np.uint8), [{0}, wrong], ("a", "b")))
     assert message.startswith("gives train image 1 the labels ") and "(give a list of class names" in message
