@@ -29,8 +29,8 @@ from paceline.data.decode import (
     check_size,
     decode,
     detect_format_name,
+    get_orientation,
     read_image_header,
-    read_orientation,
 )
 from paceline.data.extra_formats import (
     CODECS_PACKAGE,
@@ -157,7 +157,7 @@ def _read_png(data: bytes, form: PixelFormat) -> NDArray[Any]:
     pixels: NDArray[Any] = import_package(CODECS_PACKAGE).png_decode(data)
     if pixels.ndim == 3 and pixels.shape[2] == form.channels + 1 and form.channels in (1, 3):
         pixels = pixels[..., :-1]  # alpha, as in 8-bit images
-    return _turn_upright(pixels, read_orientation(header.info.get("exif", b"")))
+    return _turn_upright(pixels, get_orientation(header))
 
 
 def _read_tiff(data: bytes, form: PixelFormat) -> NDArray[Any]:
