@@ -83,7 +83,7 @@ class PackSource:
         return shards.astype(np.int32), within, lengths
 
     def read(self, index: int) -> Sample:
-        """Return (JPEG restored from a record, unchanged file, or or pixels [H, W, C]; label).
+        """Return (JPEG restored from a record, unchanged file, or pixels [H, W, C]; label).
 
         Raise `ImageError` for an empty or damaged sample, and `DataError` naming a shard that cannot be read.
         """
