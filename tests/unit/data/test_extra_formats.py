@@ -90,6 +90,10 @@ def test_jpeg_xl_of_16_bits_keeps_them_or_is_scaled():
     assert np.array_equal(decode_pixels(data, PixelFormat(3, "uint16"), name=""), wide)
     assert np.array_equal(np.asarray(decode(data, channels=3, name="")), np.asarray(scene()))
 
+    values = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256, 1).repeat(3, axis=2)
+    scaled = decode(imagecodecs.jpegxl_encode(values, lossless=True), channels=3, name="")
+    assert np.array_equal(np.asarray(scaled), np.rint(values / 257).astype(np.uint8))
+
 
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (256, 256), (64, 40), (3, 5000), (160, 120), (1280, 720), (257, 255)])
 def test_the_size_of_a_jpeg_xl_file_is_read_from_its_header(size):
