@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 SOURCE = "data.source={name: folder, root: data, channels: 5, pixels: uint16}"
+SOURCE_FIELDS = ("data.source.channels=5", "data.source.pixels=uint16")
 TRAIN = ("train", "digits", SOURCE, "data.image_size=12", "data.batch_size=8", "train.epochs=1")
 SMALL = ("model.width=0.1", "parallel.threads=1", "log.tensorboard=off", "log.worst=4")
 
@@ -76,6 +77,11 @@ def test_data_commands_read_and_pack_it(trained):
     packed = trained("data", "pack", "digits", "wide.pack", SOURCE)
     assert packed.code == 0, packed.err
     assert trained("data", "verify", "wide.pack", SOURCE).code == 0
+    quick = ("--seconds", "0.1", "--rounds", "1", "--images", "8", "--workers", "1")
+    measured = trained("data", "bench", "data", *SOURCE_FIELDS, *quick, "--json")
+    assert measured.code == 0, measured.err
+    names = {row["name"] for row in measured.result["rows"]}
+    assert any("pack" in name for name in names) and not any("decode" in name for name in names)
     assert trained("data", "unpack", "wide.pack", "files").code == 0
     for path in (trained.folder / "data").rglob("*.npy"):
         assert (trained.folder / "files" / path.relative_to(trained.folder / "data")).read_bytes() == path.read_bytes()
