@@ -137,8 +137,9 @@ class Schema:
         return self._root["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
 
     def _object(self, field: Node) -> Node:
-        """Return the section that `field` holds; empty for a plain value."""
-        options = [self._resolved(option) for option in (field, *field.get("anyOf", []))]
+        """Return the section that `field` or its items hold; empty for a plain value."""
+        nodes = (field, *field.get("anyOf", []), *field.get("items", {}).get("anyOf", []))
+        options = [self._resolved(option) for option in nodes]
         return next((option for option in options if "properties" in option), {})
 
     def _variants(self, field: Node) -> dict[str, Node]:
