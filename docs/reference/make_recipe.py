@@ -137,9 +137,9 @@ class Schema:
         return self._root["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
 
     def _object(self, field: Node) -> Node:
-        """Return the section that `field` or its items hold; empty for a plain value."""
-        nodes = (field, *field.get("anyOf", []), *field.get("items", {}).get("anyOf", []))
-        options = [self._resolved(option) for option in nodes]
+        """Return the section that `field`, or each of its items, holds; empty for a plain value."""
+        choices = (field, *field.get("anyOf", []), *field.get("items", {}).get("anyOf", []))
+        options = [self._resolved(option) for option in choices]
         return next((option for option in options if "properties" in option), {})
 
     def _variants(self, field: Node) -> dict[str, Node]:

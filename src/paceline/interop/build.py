@@ -32,6 +32,7 @@ from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Patch, load_any
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.recipe import Checkpoint
+from paceline.recipe.schema.train import BceLoss
 from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry
 from paceline.training.datasets import read_run_data
@@ -110,7 +111,9 @@ def _data_only_recipe(recipe: Recipe) -> Recipe:
     # A foreign model has contiguous weights unless its trainer changed them, and may call `view`.
     layout = "contiguous" if recipe.model.memory_format == "auto" else recipe.model.memory_format
     model = recipe.model.model_copy(update={"memory_format": layout})
-    train = recipe.train.model_copy(update={"accumulate": 1})
+    # A foreign trainer has its own loss and metrics: no targets of the data are refused.
+    own = {"loss": BceLoss(), "metrics": (), "monitor": "auto", "stop": "off", "distill": "off"}
+    train = recipe.train.model_copy(update={"accumulate": 1, **own})
     return recipe.model_copy(update={"model": model, "train": train, "checkpoint": Checkpoint()})
 
 

@@ -342,3 +342,19 @@ def test_bad_images_are_left_out_of_an_evaluation(folder_of_photographs) -> None
     with pytest.warns(UserWarning, match=str(file)):
         assert [len(labels) for _, labels in val] == [1] * 5
     assert len(val) == len(val.dataset) == 6
+
+
+def test_several_labels_are_targets_whatever_the_recipes_loss(tmp_path):
+    from PIL import Image
+
+    for number in range(4):
+        Image.new("L", (8, 8), 60 * number).save(tmp_path / f"{number}.png")
+    (tmp_path / "list.csv").write_text("path,label\n0.png,a;b\n1.png,b\n2.png,\n3.png,a\n")
+    source = {"name": "manifest", "train": str(tmp_path / "list.csv"), "val": str(tmp_path / "list.csv")}
+    data = {"source": {**source, "separator": ";", "channels": 1}, "image_size": 8, "batch_size": 4}
+    with pytest.warns(UserWarning, match="are training images too"):
+        made_loaders = made([{"data": data, "train": {"epochs": 1, "stop": {"top1": 0.9}}}])
+    ((_, targets),) = made_loaders.val
+    assert targets.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]] and targets.dtype == torch.float32
+    ((_, targets),) = made_loaders.train
+    assert sorted(targets.tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
