@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.core.run_dir import RunDir
 from paceline.core.units import count
 from paceline.models.build import build_model
@@ -189,8 +190,9 @@ def load_teacher(
     if checkpoint:
         rundir = RunDir(Path(checkpoint).parent.parent)
         trained = read_trained_dataset(rundir).info
-        if trained.class_names != info.class_names or trained.channels != info.channels:
+        if trained.class_names != info.class_names:
             raise RecipeError(f"{_FIELD}: {section.teacher}: was not trained on {wanted}")
+        _check_pixels(trained.pixel_format, info.pixel_format, section)
         theirs = mean_and_std(load(str(rundir.path)).recipe.data, trained)
     with teacher_errors(section, wanted):
         with torch.random.fork_rng(devices=[]):
@@ -208,6 +210,15 @@ def load_teacher(
     teacher = Teacher(model, _build_normalization(own, theirs, context.device), {_PROVENANCE: origin})
     _probe(teacher, context, precision, section)
     return teacher
+
+
+def _check_pixels(trained: PixelFormat, given: PixelFormat, section: Distill) -> None:
+    # Integers of 8 and 16 bits have the same scale once they are divided; that of floats is the dataset's own.
+    if trained.channels != given.channels or ("float32" in (trained.pixels, given.pixels) and trained != given):
+        raise RecipeError(
+            f"{_FIELD}: {section.teacher}: was trained on images of {trained}, and the dataset has {given} "
+            "(name another teacher)"
+        )
 
 
 def check_same_teacher(teacher: Teacher, start_from: str, section: Distill) -> None:

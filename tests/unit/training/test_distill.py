@@ -1,10 +1,14 @@
 """The loss of a teacher's predictions: torch's and DeiT's formulas, on the images of the step."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.data.transfer import DeviceTransfer
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.train import Distill
@@ -14,6 +18,7 @@ from paceline.training.distill import (
     SoftDistillLoss,
     Teacher,
     _build_normalization,
+    _check_pixels,
     build_criterion,
     hard_distill_loss,
     teacher_section,
@@ -82,3 +87,18 @@ def test_a_teacher_sees_images_in_its_own_normalization() -> None:
 def test_the_model_of_a_teacher(distill: dict, name: str, weights: str) -> None:
     section = teacher_section(Distill(**distill), Model(norm="sync_batch", freeze="backbone"), "")
     assert (section.name, section.weights, section.norm, section.freeze) == (name, weights, "batch", "off")
+
+
+@pytest.mark.parametrize(
+    ("trained", "given", "fits"),
+    [
+        (PixelFormat(5, "uint16"), PixelFormat(5, "uint16"), True),
+        (PixelFormat(3), PixelFormat(3, "uint16"), True),  # both are divided by their full scale
+        (PixelFormat(5, "uint16"), PixelFormat(5, "float32"), False),
+        (PixelFormat(5, "float32"), PixelFormat(5, "float32"), True),
+        (PixelFormat(3), PixelFormat(1), False),
+    ],
+)
+def test_a_teacher_takes_images_of_its_channels_and_scale(trained: PixelFormat, given: PixelFormat, fits: bool) -> None:
+    with nullcontext() if fits else pytest.raises(RecipeError, match=f"teacher: run: .*{trained}, .* {given} "):
+        _check_pixels(trained, given, Distill(teacher="run"))
