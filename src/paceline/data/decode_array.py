@@ -151,10 +151,7 @@ def _read_file(data: bytes, form: PixelFormat) -> NDArray[Any]:
             check_size(*read_jpeg_xl_size(data))
             return decode_jpeg_xl(data)
         case other:
-            raise ValueError(
-                f"{other} files have 8-bit gray or color pixels, and data.source has {count(form.channels, 'channel')} "
-                f"of {form.pixels}"
-            )
+            raise ValueError(f"{other} files have 8-bit gray or color pixels, and data.source has {form}")
 
 
 def _read_png(data: bytes, form: PixelFormat) -> NDArray[Any]:

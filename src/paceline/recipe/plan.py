@@ -495,7 +495,7 @@ def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
         if not (info.pixel_format.is_photo or isinstance(section, _ANY_PIXELS)):
             raise RecipeError(
                 f"{path}: {section.name} takes 8-bit gray or RGB images, and the data has "
-                f"{count(info.channels, 'channel')} of {info.pixels} (leave it out)"
+                f"{info.pixel_format} (leave it out)"
             )
         match section:
             case PadCrop(padding=padding) if padding >= smallest:
