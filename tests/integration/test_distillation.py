@@ -83,6 +83,10 @@ def test_another_teacher_is_refused_on_resume(paceline, tmp_path: Path, teacher:
             "was not trained on the 4 classes",
         ),
         (("train.distill.teacher=timm:nothing",), "train.distill.teacher: 'timm:nothing' is not a model"),
+        (
+            ("data.source={name: synthetic, channels: 3}", "train.distill.teacher=teacher"),
+            "was trained on images of 1 channel of uint8, and the dataset has 3 channels of uint8",
+        ),
         (("train.distill.teacher=nothing.pth",), "train.distill.teacher: nothing.pth: no such file"),
         (("train.distill.teacher=torchvision:IMAGENET1K_V1",), "(set train.distill.model=torchvision:NAME)"),
         (("train.distill={teacher: x, kind: hard, temperature: 2}",), "temperature has no effect with kind hard"),

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 SOURCE = "data.source={name: folder, root: data, channels: 5, pixels: uint16}"
+SOURCE_FIELDS = ("data.source.channels=5", "data.source.pixels=uint16")
 TRAIN = ("train", "digits", SOURCE, "data.image_size=12", "data.batch_size=8", "train.epochs=1")
 SMALL = ("model.width=0.1", "parallel.threads=1", "log.tensorboard=off", "log.worst=4")
 
@@ -76,6 +77,11 @@ def test_data_commands_read_and_pack_it(trained):
     packed = trained("data", "pack", "digits", "wide.pack", SOURCE)
     assert packed.code == 0, packed.err
     assert trained("data", "verify", "wide.pack", SOURCE).code == 0
+    quick = ("--seconds", "0.1", "--rounds", "1", "--images", "8", "--workers", "1")
+    measured = trained("data", "bench", "data", *SOURCE_FIELDS, *quick, "--json")
+    assert measured.code == 0, measured.err
+    names = {row["name"] for row in measured.result["rows"]}
+    assert any("pack" in name for name in names) and not any("decode" in name for name in names)
     assert trained("data", "unpack", "wide.pack", "files").code == 0
     for path in (trained.folder / "data").rglob("*.npy"):
         assert (trained.folder / "files" / path.relative_to(trained.folder / "data")).read_bytes() == path.read_bytes()
@@ -106,3 +112,30 @@ def test_a_file_with_nan_is_a_bad_image(paceline, tmp_path):
     assert result["bad_images"] == 1
     (row,) = [json.loads(line) for line in (tmp_path / "run/bad_images.jsonl").read_text().splitlines()]
     assert row["path"].endswith("b/03.npy")
+
+
+def test_wide_images_with_several_labels_train_the_same_from_a_pack(trained):
+    lists = {"train": ["path,label"], "val": ["path,label"]}
+    for path in sorted((trained.folder / "data").rglob("*.npy")):
+        number = int(path.stem)
+        labels = [path.parent.name, *(["odd"] if number % 3 == 0 else [])] if number % 5 else []
+        lists[path.parent.parent.name].append(f"{path.relative_to(trained.folder)},{';'.join(labels)}")
+    for split, lines in lists.items():
+        (trained.folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    listed = "data.source={name: manifest, train: train.csv, val: val.csv, separator: ';', channels: 5, pixels: uint16}"
+    augment = "data.augment=[flip,{name: mixup, until: 50%}]"
+    options = (*TRAIN[:2], *TRAIN[3:], *SMALL, augment, "data.sampler=repeated", "train.loss=bce", "--json")
+
+    packed = trained("data", "pack", "digits", "labels.pack", listed)
+    assert packed.code == 0, packed.err
+    files = trained(*options, listed, "--run-dir", "listed").result
+    pack = trained(*options, "data.source={name: pack, root: labels.pack}", "--run-dir", "packed").result
+
+    assert files["weights_sha256"] == pack["weights_sha256"]
+    assert files["eval"] == pack["eval"]
+    described = json.loads((trained.folder / "packed/dataset.json").read_text())
+    assert (described["pixels"], described["multi_label"], described["class_names"]) == (
+        "uint16",
+        True,
+        ["a", "b", "odd"],
+    )

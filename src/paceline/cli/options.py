@@ -213,7 +213,7 @@ class ExportOptions:
     format: Annotated[str, typer.Option(metavar="onnx|torch|safetensors|state_dict", help="Output format.")] = "onnx"
     checkpoint: Checkpoint = "last"
     with_preprocessing: Annotated[
-        bool, _flag("--preprocessing", help="Accept uint8 images, and normalize them in the exported model.")
+        bool, _flag("--preprocessing", help="Accept pixels, and normalize them in the exported model.")
     ] = False
     image_size: Annotated[
         int | None,

@@ -2,6 +2,8 @@
 
 from typing import Final, Literal, NamedTuple
 
+from paceline.core.units import count
+
 PixelType = Literal["uint8", "uint16", "float32"]
 
 MAX_CHANNELS: Final = 16
@@ -14,6 +16,10 @@ class PixelFormat(NamedTuple):
 
     channels: int
     pixels: PixelType = "uint8"
+
+    def __str__(self) -> str:
+        """Return text such as `5 channels of uint16`."""
+        return f"{count(self.channels, 'channel')} of {self.pixels}"
 
     @property
     def is_photo(self) -> bool:

@@ -3,10 +3,17 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.pixels import PixelType
 from paceline.data.bad_images import BadImage
+
+
+def batch_dtype(pixels: PixelType) -> torch.dtype:
+    """Return the type of a batch's images: uint8, or float32 for wider `pixels`, which are divided by `FULL_SCALE`."""
+    return torch.uint8 if pixels == "uint8" else torch.float32
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
         raise ImageError(name, "is empty (0 bytes)", "remove it or replace it")
     try:
         file = _load_pixels(data)
-        transpose = _TRANSPOSE_BY_ORIENTATION.get(read_orientation(file.info.get("exif", b"")))
+        transpose = _TRANSPOSE_BY_ORIENTATION.get(get_orientation(file))
         image = _convert_mode(file, "L" if channels == 1 else "RGB")
         return image if transpose is None else image.transpose(transpose)
     except PacelineError:
@@ -115,7 +115,7 @@ def read_image_header(data: bytes, *, name: str) -> ImageHeader:
         with _WARNING_FILTER_LOCK, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             file = _open(_detect_format(data), data)
-        is_on_its_side = read_orientation(file.info.get("exif", b"")) >= 5
+        is_on_its_side = get_orientation(file) >= 5
         width, height = reversed(file.size) if is_on_its_side else file.size
         form = f"{file.format}{', progressive' if file.info.get('progressive') else ''}"
         return ImageHeader(form, height, width)
@@ -219,6 +219,11 @@ def _scale_16_bit(image: Image.Image) -> Image.Image:
         gray[top:bottom] = wide
     image.close()  # frees the 16-bit pixels before the caller converts to RGB
     return Image.frombuffer("L", (width, height), gray, "raw", "L", 0, 1)
+
+
+def get_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an opened image, 1 to 8, or 1 if it is absent or invalid."""
+    return read_orientation(image.info.get("exif") or b"")  # pillow-heif writes None for a file without EXIF
 
 
 def read_orientation(exif: bytes) -> int:

@@ -29,8 +29,8 @@ from paceline.data.decode import (
     check_size,
     decode,
     detect_format_name,
+    get_orientation,
     read_image_header,
-    read_orientation,
 )
 from paceline.data.extra_formats import (
     CODECS_PACKAGE,
@@ -44,6 +44,8 @@ from paceline.data.extra_formats import (
 MAX_BYTES: Final = 4 * MAX_PIXELS
 # TIFF compressions that are bounded by the size of the pixels: none, LZW and Deflate under its two numbers.
 _TIFF_COMPRESSIONS: Final = frozenset({1, 5, 8, 32946})
+# Of gray, RGB, palette (which may have alpha), gray with alpha, and RGBA.
+_PNG_CHANNELS: Final = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
 _TIFF: Final = re.compile(rb"II[*+]\0|MM\0[*+]")
 _ORIENTATION_TAG: Final = 274
 
@@ -91,9 +93,10 @@ def to_image(pixels: PixelArray) -> Image.Image:
 
 def read_header(data: bytes, form: PixelFormat, *, name: str) -> ImageHeader:
     """Read the header of an image file, for which only arrays are decoded. Raise as `decode_image`."""
-    if data.startswith(NPY_SIGNATURE) or (not form.is_photo and _TIFF.match(data)):
+    is_npy = data.startswith(NPY_SIGNATURE)
+    if is_npy or (not form.is_photo and _TIFF.match(data)):
         height, width = decode_pixels(data, form, name=name).shape[:2]
-        return ImageHeader("NPY" if data.startswith(NPY_SIGNATURE) else "TIFF", height, width)
+        return ImageHeader("NPY" if is_npy else "TIFF", height, width)
     return read_image_header(data, name=name)
 
 
@@ -129,7 +132,10 @@ def _read_npy(data: bytes) -> NDArray[Any]:
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"it has .npy version {version[0]}.{version[1]}, not 1.0 or 2.0")
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(file)
+    try:
+        shape, is_fortran, dtype = read_header(file)
+    except ValueError as error:  # numpy's text quotes the header, or suggests to unpickle it
+        raise ValueError("its .npy header is damaged") from error
     _check_size(shape, dtype)
     # A view of `data`, which cannot be a pickle: the type is a number.
     return np.frombuffer(data, dtype, math.prod(shape), file.tell()).reshape(shape, order="F" if is_fortran else "C")
@@ -145,19 +151,18 @@ def _read_file(data: bytes, form: PixelFormat) -> NDArray[Any]:
             check_size(*read_jpeg_xl_size(data))
             return decode_jpeg_xl(data)
         case other:
-            raise ValueError(
-                f"{other} files have 8-bit gray or color pixels, and data.source has {count(form.channels, 'channel')} "
-                f"of {form.pixels}"
-            )
+            raise ValueError(f"{other} files have 8-bit gray or color pixels, and data.source has {form}")
 
 
 def _read_png(data: bytes, form: PixelFormat) -> NDArray[Any]:
     header = PngImageFile(BytesIO(data))  # whose pixels are not read: Pillow reduces 16-bit color to 8 bits
-    check_size(*header.size)
+    bits, color_type = data[24], data[25]  # of IHDR, which is first
+    shape = (*header.size[::-1], _PNG_CHANNELS[color_type])
+    _check_size(shape, np.dtype(np.uint16 if bits == 16 else np.uint8))
     pixels: NDArray[Any] = import_package(CODECS_PACKAGE).png_decode(data)
     if pixels.ndim == 3 and pixels.shape[2] == form.channels + 1 and form.channels in (1, 3):
         pixels = pixels[..., :-1]  # alpha, as in 8-bit images
-    return _turn_upright(pixels, read_orientation(header.info.get("exif", b"")))
+    return _turn_upright(pixels, get_orientation(header))
 
 
 def _read_tiff(data: bytes, form: PixelFormat) -> NDArray[Any]:
@@ -173,9 +178,10 @@ def _read_tiff(data: bytes, form: PixelFormat) -> NDArray[Any]:
             )
         pixels: NDArray[Any] = series.asarray(maxworkers=1)
         if pixels.ndim == 3:
-            # Without a named axis of channels, pages or planes may be channels, or tifffile has split [H, W, C].
-            named = next((series.axes.index(axis) for axis in "SC" if axis in series.axes), None)
-            pixels = np.moveaxis(pixels, named or (0 if named == 0 or pixels.shape[0] == form.channels else 2), -1)
+            axis = next((series.axes.index(name) for name in "SC" if name in series.axes), None)
+            if axis is None:  # pages or planes may be channels, or tifffile has split [H, W, C]
+                axis = 0 if pixels.shape[0] == form.channels else 2
+            pixels = np.moveaxis(pixels, axis, -1)
         tag = page.tags.get(_ORIENTATION_TAG)
         return _turn_upright(pixels, int(tag.value) if tag else 1)
 

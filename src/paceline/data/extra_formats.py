@@ -74,7 +74,10 @@ def open_jpeg_xl(file: BytesIO) -> Image.Image:
     """Decode a JPEG XL file, whose size is known to be in the limits, to mode L, LA, RGB, RGBA or I;16."""
     pixels = decode_jpeg_xl(file.getvalue())
     if pixels.dtype == np.uint16 and pixels.ndim == 3:  # Pillow has 16 bits for gray alone
-        pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+        scaled = np.empty(pixels.shape, np.uint8)
+        for row, wide in zip(scaled, pixels, strict=True):  # 32 bits for all rows would take gigabytes
+            row[:] = (wide.astype(np.uint32) + 128) // 257
+        pixels = scaled
     image = Image.fromarray(pixels)
     image.format = "JXL"
     return image

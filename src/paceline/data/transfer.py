@@ -143,11 +143,6 @@ class DeviceTransfer:
         # As uint8: a quarter of the bytes of float32.
         return DeviceBatch(*self._copy.send((batch.images, batch.labels, batch.draws)))
 
-    @property
-    def pixel_dtype(self) -> torch.dtype:
-        """The type of batches before they are normalized."""
-        return torch.uint8 if self.pixels == "uint8" else torch.float32
-
     def stats(self, skip: int) -> TransferStats:
         """Return the totals; timing leaves out the first `skip` batches."""
         return self._copy.stats(skip)

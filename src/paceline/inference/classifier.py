@@ -58,11 +58,6 @@ class Preprocessing:
         """Channels and type of the pixels of image files."""
         return PixelFormat(self.channels, self.pixels)
 
-    @property
-    def input_dtype(self) -> torch.dtype:
-        """The type of images before they are normalized: uint8, or float32 of wider pixels, divided already."""
-        return torch.float32 if self.pixel_format.is_wide else torch.uint8
-
 
 @dataclass(frozen=True)
 class Classifier:

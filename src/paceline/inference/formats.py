@@ -21,6 +21,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_new
 from paceline.core.pixels import FULL_SCALE
 from paceline.core.results import printable_class_name
+from paceline.data.batch import batch_dtype
 from paceline.inference.classifier import Classifier, Preprocessing
 from paceline.models.build import build_model
 from paceline.models.pretrained import read_weights
@@ -132,7 +133,7 @@ class ExportModel:
         preprocessing = self.classifier.preprocessing
         channels, size = preprocessing.channels, preprocessing.image_size
         # Two images: with one, torch.export would specialize the batch size to 1.
-        black = self.prepare_inputs(torch.zeros(2, channels, size, size, dtype=preprocessing.input_dtype))
+        black = self.prepare_inputs(torch.zeros(2, channels, size, size, dtype=batch_dtype(preprocessing.pixels)))
         try:
             batch = torch.export.Dim("batch", min=1)
             program = torch.export.export(self.module, (black,), dynamic_shapes={"images": {0: batch}})

@@ -247,7 +247,7 @@ def _describe_preprocessing(preprocessing: Preprocessing) -> str:
     size = preprocessing.image_size
     names = {1: "grayscale", 3: "RGB"}
     form = preprocessing.pixel_format
-    color = names[form.channels] if form.is_photo else f"{count(form.channels, 'channel')} of {form.pixels}"
+    color = names[form.channels] if form.is_photo else str(form)
     how = (
         f"the whole image, resized to {size} x {size} pixels"
         if preprocessing.resize is None

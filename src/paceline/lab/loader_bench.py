@@ -410,7 +410,7 @@ def build_bench_plan(
                 left_out.append((case.name, reason))
             else:
                 cases.append(case)
-    core = load_native()
+    core = load_native() if first.info.pixel_format.is_photo else None
     for source in sources.values():
         if core is not None and isinstance(source, PackSource):
             cases += [DecodeCeiling(name, workers, stage, source, data, core) for name, stage in _DECODE_STAGES.items()]

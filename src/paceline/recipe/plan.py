@@ -43,7 +43,7 @@ _MAX_DROPPED_SHARE = 1 / _MIN_STEPS_PER_EPOCH
 # Images per rank and step below which BatchNorm statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure 1)
 # and GPUs are rarely busy.
 _FEW_IMAGES = 32
-# Augmentations that move, fill or mix pixels, of any type and number of channels; the others change colors.
+# Augmentations that move, fill or mix pixels, of any type and number of channels; the others need 8-bit gray or RGB.
 _ANY_PIXELS = (
     Affine,
     CutMix,
@@ -501,8 +501,8 @@ def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
         path = f"data.augment[{position}]"
         if not (info.pixel_format.is_photo or isinstance(section, _ANY_PIXELS)):
             raise RecipeError(
-                f"{path}: {section.name} changes the colors of 8-bit gray or RGB images, and the data has "
-                f"{count(info.channels, 'channel')} of {info.pixels} (leave it out)"
+                f"{path}: {section.name} takes 8-bit gray or RGB images, and the data has "
+                f"{info.pixel_format} (leave it out)"
             )
         match section:
             case PadCrop(padding=padding) if padding >= smallest:

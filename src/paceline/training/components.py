@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.core.statistics import Patience, TargetCriterion
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, batch_dtype
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure.profiler import require_nvtx
 from paceline.measure.throughput import IntervalTimer, RunTimer
@@ -191,7 +191,7 @@ def warmup_pass(
     """Run forward and backward on zeros of the image size at step `step`; restore buffers and drop gradients."""
     size = plan.train_size(step)
     images = torch.zeros(
-        plan.micro_batch, plan.channels, size, size, dtype=transfer.pixel_dtype, device=transfer.device
+        plan.micro_batch, plan.channels, size, size, dtype=batch_dtype(transfer.pixels), device=transfer.device
     )
     buffers = SavedBuffers(model)
     with precision.autocast():

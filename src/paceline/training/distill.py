@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.core.run_dir import RunDir
 from paceline.core.units import count
 from paceline.models.build import build_model
@@ -180,11 +181,12 @@ def teacher_errors(section: Distill, wanted: str = "") -> Iterator[None]:
 def check_teacher_run(section: Distill, checkpoint: str, info: DatasetInfo) -> DatasetInfo:
     """Return the dataset that the run of `checkpoint` was trained on.
 
-    Raise `RecipeError` unless it has the classes and channels of `info`, and one label per image.
+    Raise `RecipeError` unless it has the classes and pixels of `info`, and one label per image.
     """
     trained = read_trained_dataset(RunDir(Path(checkpoint).parent.parent))
-    if trained.info.class_names != info.class_names or trained.info.channels != info.channels:
+    if trained.info.class_names != info.class_names:
         raise RecipeError(f"{_FIELD}: {section.teacher}: was not trained on {_describe_classes(info)}")
+    _check_pixels(trained.info.pixel_format, info.pixel_format, section)
     if trained.is_multi_label:
         raise RecipeError(
             f"{_FIELD}: {section.teacher}: was trained on several labels per image, and images of {info.name} have one "
@@ -222,6 +224,15 @@ def load_teacher(
     teacher = Teacher(model, _build_normalization(own, theirs, context.device), {_PROVENANCE: origin})
     _probe(teacher, context, precision, section)
     return teacher
+
+
+def _check_pixels(trained: PixelFormat, given: PixelFormat, section: Distill) -> None:
+    # Integers of 8 and 16 bits have the same scale once they are divided; that of floats is the dataset's own.
+    if trained.channels != given.channels or ("float32" in (trained.pixels, given.pixels) and trained != given):
+        raise RecipeError(
+            f"{_FIELD}: {section.teacher}: was trained on images of {trained}, and the dataset has {given} "
+            "(name another teacher)"
+        )
 
 
 def check_same_teacher(teacher: Teacher, start_from: str, section: Distill) -> None:

@@ -106,10 +106,11 @@ def to_pixels(
     shape = (1, len(mean), 1, 1)
     mean_255, std_255 = (torch.tensor(each, dtype=torch.float32).mul(255).view(shape) for each in (mean, std))
     floats = images.detach().cpu().float().mul(std_255).add(mean_255).permute(0, 2, 3, 1)
-    if not form.is_photo:
-        return [np.squeeze(to_visible(each), 2) if len(mean) < 3 else to_visible(each) for each in floats.numpy()]
-    array = floats.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
-    return [each if each.shape[2] == 3 else each[..., 0] for each in array]
+    if form.is_photo:
+        arrays = [*floats.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()]
+    else:
+        arrays = [to_visible(each) for each in floats.numpy()]
+    return [each if each.shape[2] == 3 else each[..., 0] for each in arrays]
 
 
 def _shares(target: Tensor) -> list[tuple[int, float]]:

@@ -40,6 +40,13 @@ def tiff(pixels: np.ndarray, **options) -> bytes:
     return file.getvalue()
 
 
+def claims(shape) -> bytes:
+    file = io.BytesIO()
+    header = {"descr": "<u2", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + bytes(1000)
+
+
 def message_of(data: bytes, form: PixelFormat) -> str:
     with pytest.raises(ImageError) as caught:
         decode_image(data, form, name="/p/x")
@@ -150,6 +157,7 @@ def test_the_orientation_of_png_and_tiff_is_applied_once(orientation):
         (npy(np.zeros((2, 3, 4, 5), "u2")), PixelFormat(5, "uint16"), ("[2, 3, 4, 5]",)),
         (npy(make("uint16", 5))[:-1], PixelFormat(5, "uint16"), ("buffer",)),
         (b"\x93NUMPY", PixelFormat(5, "uint16"), ()),
+        (claims(tuple(range(1, 4000))), PixelFormat(5, "uint16"), ("header is damaged",)),
         (tiff(make("uint16", 5))[:60], PixelFormat(5, "uint16"), ()),
         (b"\xff\xd8\xff garbage", PixelFormat(5, "uint16"), ("JPEG", "5 channels of uint16")),
         (b"garbage", PixelFormat(5, "uint16"), ("it starts with b'garbage'",)),
@@ -180,13 +188,6 @@ def test_nothing_is_unpickled(capsys):
     assert not capsys.readouterr().out
 
 
-def claims(shape) -> bytes:
-    file = io.BytesIO()
-    header = {"descr": "<u2", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-    return file.getvalue() + bytes(1000)
-
-
 def with_tags(values: dict[int, int], **options) -> bytes:
     """Return a TIFF of 6x9 pixels and five channels with other values of tags."""
     data = bytearray(tiff(make("uint16", 5), photometric="minisblack", planarconfig="contig", **options))
@@ -204,6 +205,17 @@ def inflating_tiff() -> bytes:
     return with_tags({273: start, 279: len(strip)}, compression="zlib") + strip
 
 
+def png_header(width: int, height: int, bits: int, color_type: int) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [
@@ -212,6 +224,7 @@ def inflating_tiff() -> bytes:
         ("negative npy", claims((-1, 5))),
         ("tile", with_tags({322: 65520, 323: 65520}, tile=(16, 16), compression="zlib")),
         ("strip", inflating_tiff()),
+        ("png", png_header(11_000, 11_000, bits=16, color_type=6)),
     ],
 )
 def test_a_file_that_claims_too_much_is_refused_before_it_takes_memory(name, data):

@@ -37,16 +37,17 @@ def exif(orientation: int) -> bytes:
     return block.tobytes()
 
 
-def encode(kind: str, image: Image.Image, orientation: int = 1) -> bytes:
+def encode(kind: str, image: Image.Image, orientation: int | None = None) -> bytes:
     file = io.BytesIO()
+    block = {} if orientation is None else {"exif": exif(orientation)}
     match kind:
         case "heic":
             from pillow_heif import register_heif_opener
 
             register_heif_opener()
-            image.save(file, "HEIF", quality=-1, chroma=444, exif=exif(orientation))  # as a rotation of the file
+            image.save(file, "HEIF", quality=-1, chroma=444, **block)  # as a rotation of the file
         case "avif":
-            image.save(file, "AVIF", quality=100, subsampling="4:4:4", exif=exif(orientation))
+            image.save(file, "AVIF", quality=100, subsampling="4:4:4", **block)
         case "jxl":
             return imagecodecs.jpegxl_encode(np.asarray(image), lossless=True)
     return file.getvalue()
@@ -75,11 +76,23 @@ def test_the_orientation_is_applied_once(kind, orientation):
     assert np.abs(np.asarray(decoded, dtype=int) - expected).max() <= 3
 
 
+@pytest.mark.parametrize("kind", ["heic", "avif", "jxl"])
+def test_alpha_is_dropped(kind):
+    image = scene()
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    decoded = np.asarray(decode(encode(kind, image), channels=3, name=""), dtype=int)
+    assert np.abs(decoded - np.asarray(scene())).max() <= (0 if kind == "jxl" else 3)
+
+
 def test_jpeg_xl_of_16_bits_keeps_them_or_is_scaled():
     wide = np.asarray(scene()).astype(np.uint16) * 257
     data = imagecodecs.jpegxl_encode(wide, lossless=True)
     assert np.array_equal(decode_pixels(data, PixelFormat(3, "uint16"), name=""), wide)
     assert np.array_equal(np.asarray(decode(data, channels=3, name="")), np.asarray(scene()))
+
+    values = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256, 1).repeat(3, axis=2)
+    scaled = decode(imagecodecs.jpegxl_encode(values, lossless=True), channels=3, name="")
+    assert np.array_equal(np.asarray(scaled), np.rint(values / 257).astype(np.uint8))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (8, 8), (256, 256), (64, 40), (3, 5000), (160, 120), (1280, 720), (257, 255)])

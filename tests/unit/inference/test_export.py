@@ -67,7 +67,10 @@ def test_a_file_and_its_card_appear_and_nothing_else(classifier, tmp_path):
 @pytest.mark.parametrize(
     "answer, message",
     [
-        (lambda logits: logits + 0.01, r"differ from PyTorch's by up to 0\.0\d+ of the largest on 32 validation images"),
+        (
+            lambda logits: logits + 0.01,
+            r"differ from PyTorch's by up to 0\.0\d+ of the largest on 32 validation images",
+        ),
         (lambda logits: logits * float("nan"), r"differ from PyTorch's by up to nan"),
     ],
 )

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import RecipeError
+from paceline.core.pixels import PixelFormat
 from paceline.core.run_dir import RunDir
 from paceline.data.transfer import DeviceTransfer
 from paceline.recipe.schema.model import Model
@@ -22,6 +23,7 @@ from paceline.training.distill import (
     SoftDistillLoss,
     Teacher,
     _build_normalization,
+    _check_pixels,
     build_criterion,
     check_teacher_run,
     hard_distill_loss,
@@ -99,7 +101,7 @@ def test_the_model_of_a_teacher(distill: dict, name: str, weights: str) -> None:
     [
         (("a", "b"), 1, False, ""),
         (("b", "a"), 1, False, "was not trained on the 2 classes and 1 channel"),
-        (("a", "b"), 3, False, "was not trained on the 2 classes and 1 channel"),
+        (("a", "b"), 3, False, "was trained on images of 3 channels of uint8"),
         (("a", "b"), 1, True, "was trained on several labels per image"),
     ],
 )
@@ -113,3 +115,18 @@ def test_a_run_teaches_its_own_classes_with_one_label(
     checkpoint = str(tmp_path / "checkpoints" / "step-1")
     with pytest.raises(RecipeError, match=f"^train.distill.teacher: run: {problem}") if problem else nullcontext():
         assert check_teacher_run(Distill(teacher="run"), checkpoint, own).class_names == names
+
+
+@pytest.mark.parametrize(
+    ("trained", "given", "fits"),
+    [
+        (PixelFormat(5, "uint16"), PixelFormat(5, "uint16"), True),
+        (PixelFormat(3), PixelFormat(3, "uint16"), True),  # both are divided by their full scale
+        (PixelFormat(5, "uint16"), PixelFormat(5, "float32"), False),
+        (PixelFormat(5, "float32"), PixelFormat(5, "float32"), True),
+        (PixelFormat(3), PixelFormat(1), False),
+    ],
+)
+def test_a_teacher_takes_images_of_its_channels_and_scale(trained: PixelFormat, given: PixelFormat, fits: bool) -> None:
+    with nullcontext() if fits else pytest.raises(RecipeError, match=f"teacher: run: .*{trained}, .* {given} "):
+        _check_pixels(trained, given, Distill(teacher="run"))

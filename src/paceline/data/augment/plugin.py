@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.pixels import PixelFormat
+from paceline.data.batch import batch_dtype
 from paceline.recipe.plugins import AUGMENT, PluginRef
 from paceline.recipe.schema.augment import OwnAugment
 from paceline.recipe.schema.base import Section
@@ -63,5 +64,5 @@ def try_plugin_augments(chosen: Sequence[Section], form: PixelFormat, size: int)
     for position, section in enumerate(chosen):
         if isinstance(section, OwnAugment):
             augment = build_plugin_augment(section, position)
-            black = torch.zeros(2, form.channels, size, size, dtype=torch.float32 if form.is_wide else torch.uint8)
+            black = torch.zeros(2, form.channels, size, size, dtype=batch_dtype(form.pixels))
             augment(black, torch.zeros(2, augment.num_draws, dtype=torch.float64))

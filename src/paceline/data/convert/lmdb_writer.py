@@ -16,7 +16,6 @@ import numpy as np
 
 from paceline.core.dataset import ArraySource, Datasets, Source, Split
 from paceline.core.errors import DataError
-from paceline.core.units import count
 from paceline.data.convert.encode import EncodedSample, SampleEncoder, build_bad_images_error, map_ordered
 from paceline.data.decode_array import encode_pixels
 from paceline.data.file_lock import create_folder_atomically
@@ -67,8 +66,7 @@ def write_lmdb(
     form = datasets.train.info.pixel_format
     if not form.is_photo:
         raise DataError(
-            f"--format: lmdb holds 8-bit gray or RGB images, and these have {count(form.channels, 'channel')} of "
-            f"{form.pixels} (leave it out for a pack)"
+            f"--format: lmdb holds 8-bit gray or RGB images, and these have {form} (leave it out for a pack)"
         )
     if os.path.lexists(out):
         raise DataError(f"{printable(out)}: exists already (remove it, or write to another folder)")

@@ -16,7 +16,6 @@ import PIL
 
 from paceline.core.dataset import ArraySource, Datasets, JoinedNames, Source
 from paceline.core.errors import DataError
-from paceline.core.units import count
 from paceline.data.convert.assemble import assemble_pack, check_replaceable, format_sample_name, get_sample_names
 from paceline.data.convert.encode import (
     EncodedSample,
@@ -79,10 +78,7 @@ def write_pack(
     _check_output(out, options)
     form = datasets.train.info.pixel_format
     if options.resize and not form.is_photo:
-        raise DataError(
-            f"resize: {options.resize} makes JPEGs, and the images have {count(form.channels, 'channel')} of "
-            f"{form.pixels} (leave it out)"
-        )
+        raise DataError(f"resize: {options.resize} makes JPEGs, and the images have {form} (leave it out)")
     datasets = with_measured(datasets, skip_bad=options.skip_bad)
     core = load_native()
     key = _compute_key(datasets, options, has_native=core is not None)

@@ -13,7 +13,7 @@ from paceline.core.errors import DataError
 from paceline.core.files import write_new
 from paceline.data.convert.assemble import get_sample_names
 from paceline.data.convert.encode import map_ordered
-from paceline.data.decode import NPY_SIGNATURE
+from paceline.data.decode import NPY_SIGNATURE, detect_format_name
 from paceline.data.decode_array import encode_pixels
 from paceline.data.file_lock import create_folder_atomically
 from paceline.data.files import JPEG_EXTENSIONS, has_image_extension, printable
@@ -122,12 +122,10 @@ def _sanitize_component(name: bytes, fallback: str) -> bytes:
 
 
 def _guess_extension(data: bytes) -> bytes:
-    signatures = {
-        b"\xff\xd8": b".jpg",
-        b"\x89PNG": b".png",
-        b"GIF8": b".gif",
-        b"BM": b".bmp",
-        b"RIFF": b".webp",
-        NPY_SIGNATURE: b".npy",
-    }
-    return next((extension for start, extension in signatures.items() if data.startswith(start)), b".tif")
+    if data.startswith(NPY_SIGNATURE):
+        return b".npy"
+    try:
+        name = detect_format_name(data).lower()
+    except ValueError:  # a file that cannot be read is kept as well
+        name = "tiff"
+    return b"." + {"jpeg": "jpg", "tiff": "tif"}.get(name, name).encode()

@@ -157,7 +157,7 @@ def _check_photo(data: Data, source: Source) -> None:
     if not form.is_photo:
         raise RecipeError(
             f"data.loader: {data.loader} decodes 8-bit gray and RGB images, and data.source has "
-            f"{count(form.channels, 'channel')} of {form.pixels} (set data.loader=auto)"
+            f"{form} (set data.loader=auto)"
         )
 
 

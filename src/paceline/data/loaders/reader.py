@@ -14,6 +14,7 @@ from paceline.core.errors import DataError
 from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.data.augment.geometric import FusedCropFlip
 from paceline.data.bad_images import BadImage, BadImagePolicy
+from paceline.data.batch import batch_dtype
 from paceline.data.decode_array import decode_image
 from paceline.data.resize import ImageOrTensor, Resizer
 from paceline.data.timing import BatchTimer
@@ -128,7 +129,7 @@ class ImageReader:
                 self._timer.end_stage("decode")
                 labels.append(label)
         form = self._source.info.pixel_format
-        empty = torch.empty(0, form.channels, size, size, dtype=torch.float32 if form.is_wide else torch.uint8)
+        empty = torch.empty(0, form.channels, size, size, dtype=batch_dtype(form.pixels))
         return ReadSamples(
             torch.stack(images) if images else empty,
             torch.tensor(labels, dtype=torch.int64),

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, PixelArray, Sample, Source, Split, TargetTable
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.pixels import FULL_SCALE, MAX_CHANNELS, PixelFormat, PixelType
-from paceline.core.units import count
 from paceline.data.bad_images import ImageError
 from paceline.data.sources.image_files import build_files_info
 from paceline.recipe.plugins import SOURCE, PluginRef, describe_error
@@ -53,8 +52,7 @@ def load_plugin_source(section: OwnSource, *, skip_bad: bool = False) -> Dataset
         raise plugin.error("names other classes for val than for train (return the same, in the same order)")
     if train.info.pixel_format != val.info.pixel_format:
         raise plugin.error(
-            f"has images of {_describe(train.info.pixel_format)} in train and of {_describe(val.info.pixel_format)} in "
-            "val (make them agree)"
+            f"has images of {train.info.pixel_format} in train and of {val.info.pixel_format} in val (make them agree)"
         )
     return Datasets(train, val)
 
@@ -235,10 +233,6 @@ def _get_format(pixels: PixelArray) -> PixelFormat:
     return PixelFormat(pixels.shape[2], cast(PixelType, pixels.dtype.name))
 
 
-def _describe(form: PixelFormat) -> str:
-    return f"{count(form.channels, 'channel')} of {form.pixels}"
-
-
 @dataclass(frozen=True)
 class PluginSamples:
     """A split whose samples a user's code reads one at a time: encoded files, or pixels of any size."""
@@ -264,8 +258,8 @@ class PluginSamples:
     def check_format(self, index: int, content: bytes | PixelArray) -> bytes | PixelArray:
         """Return `content`. Raise `ImageError` if its channels or their type differ from the split's."""
         if isinstance(content, np.ndarray) and _get_format(content) != self.info.pixel_format:
-            actual, expected = _describe(_get_format(content)), _describe(self.info.pixel_format)
-            raise self._build_error(index, f"has {actual}, and the split {expected}", "make them agree")
+            reason = f"has {_get_format(content)}, and the split {self.info.pixel_format}"
+            raise self._build_error(index, reason, "make them agree")
         return content
 
     def probe_first(self, *, skip_bad: bool) -> bytes | PixelArray | None:

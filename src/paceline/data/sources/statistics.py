@@ -58,7 +58,7 @@ def measure_statistics(source: Source, *, skip_bad: bool) -> Statistics:
     `DataError` for an unreadable image, or if there is no readable one.
     """
     info = source.info
-    sums = _Sums(np.zeros(info.channels), np.zeros(info.channels))
+    sums = _Sums(info.channels)
     for index in np.linspace(0, len(source) - 1, min(len(source), MAX_IMAGES)).round().astype(np.int64).tolist():
         try:
             pixels = decode_pixels(source.read(index)[0], info.pixel_format, name=source.name_of(index))
@@ -85,8 +85,8 @@ def _round(value: float) -> float:
 class _Sums:
     """Mean and sum of squared differences from it, float64 [C], updated by Chan, Golub and LeVeque's rule (1979)."""
 
-    def __init__(self, mean: NDArray[np.float64], squares: NDArray[np.float64]) -> None:
-        self.num, self.mean, self.squares = 0, mean, squares
+    def __init__(self, channels: int) -> None:
+        self.num, self.mean, self.squares = 0, np.zeros(channels), np.zeros(channels)
 
     def add(self, pixels: NDArray[np.generic]) -> None:
         """Add pixels [N, C]."""

@@ -1,7 +1,10 @@
 """Unpacking restores the files of a pack, and writes only into its folder."""
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from paceline.core.dataset import Datasets
 from paceline.core.errors import DataError
@@ -45,6 +48,21 @@ def test_a_jpeg_keeps_its_name_with_any_jpeg_extension(core, photos, packed, tmp
     unpack(packed(Datasets(source, photos.val)), tmp_path / "out", silent, 1)
     files = (tmp_path / "out" / "train").rglob("*.*")
     assert sorted(str(path.relative_to(tmp_path / "out/train")).encode() for path in files) == names
+
+
+def test_a_name_without_an_extension_gets_that_of_its_format(core, photos, packed, tmp_path, monkeypatch):
+    pytest.importorskip("PIL.AvifImagePlugin", reason="this Pillow has no AVIF")
+    names = ["avif", "bmp", "gif", "png", "ppm", "tif", "webp"]
+    files = [io.BytesIO() for _ in names]
+    for name, file in zip(names, files, strict=True):
+        Image.linear_gradient("L").convert("RGB").save(file, "TIFF" if name == "tif" else name.upper())
+    paths = [f"cat/{name}".encode() for name in names]
+    source = ImageFileSource.from_paths(photos.train.info, str(tmp_path), paths, np.zeros(len(names), dtype=np.int32))
+    monkeypatch.setattr(ImageFileSource, "read_bytes", lambda self, index: files[index].getvalue())
+    unpack(packed(Datasets(source, source)), tmp_path / "out", silent, 1)
+    assert sorted(path.name for path in (tmp_path / "out" / "train").rglob("*.*")) == [
+        f"{name}.{name}" for name in names
+    ]
 
 
 def test_pixels_are_unpacked_as_png(core, pixels, packed, tmp_path):
