@@ -272,8 +272,8 @@ def _check_repeats(data: Data, batch_size: int) -> None:
     if batch_size < 2 * repeats if mixes else batch_size <= repeats:
         needs = f"{mixes} of images" if mixes else "images"
         raise RecipeError(
-            f"data.batch_size: {batch_size} is too small for {needs} that repeat {repeats} times (try {2 * repeats}, "
-            "or lower data.sampler.repeats)"
+            f"data.batch_size: {batch_size} is too small for {needs} that repeat {repeats} times (try "
+            f"{2 * repeats}, or lower data.sampler.repeats)"
         )
 
 

@@ -41,8 +41,8 @@ def evaluate(
 
     `run_recipe` is the recipe of the checkpoint's run. If `recipe` has another dataset, classes are matched by name,
     and rank 0 prints a note by `print_line`. `write_report` gets the report and the open dataset. With `calibrates` the
-    report of rank 0 has a calibration. Plugins of
-    the model and the dataset are imported: the caller has checked the user's consent.
+    report of rank 0 has a calibration. Plugins of the model and the dataset are imported: the caller has checked the
+    user's consent.
     """
     # An evaluation takes no training samples, and imports no code for them.
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"sampler": Shuffle()})})

@@ -129,10 +129,7 @@ def test_a_single_run_is_reported(runs, capsys):
             {"metric": "loss"},
             r"^--metric: loss is better if it is lower, .*\(use one of top1, top5, mean_class_accuracy, ",
         ),
-        (
-            {"metric": "f1"},
-            r"^--metric: no run has values of f1 .*\(use top1, .*, or train with train.metrics=\[f1\]\)$",
-        ),
+        ({"metric": "f1"}, r"^--metric: no run has values of f1 .*\(use top1, .* train with train.metrics=\[f1\]\)$"),
         ({"out": Path("c.pdf")}, r"^--out: c.pdf has no known format \(name a file ending in .html, .md, .json\)$"),
         ({"target": 75}, r"^--target: 75 is not an accuracy"),
         ({"fail_below": ["x"]}, r"^--fail-below: 'x' has no number"),

@@ -199,8 +199,8 @@ def _build_operations(
     bits: int = 8,
     interpolation: str = "nearest",
 ) -> tuple[AutoAugmentOperation, ...]:
+    """Build torchvision's operations in its order, with `num` magnitudes each; the arguments are the largest ones."""
 
-    # The arguments are the largest magnitudes, `num` magnitudes each, and the order is torchvision's.
     def linspace(first: float, last: float) -> Tensor:
         # Through float32, as in torchvision: rounding to whole pixels depends on the last bit.
         return torch.linspace(first, last, num).double()

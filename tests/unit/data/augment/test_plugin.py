@@ -63,10 +63,7 @@ def test_a_plugin_runs_on_the_device_with_its_draws(section) -> None:
     [
         ({"gives": "floats"}, "data.augment[1].name: parts_of_augment:Brighter returns torch.float32 [2, 1, 2, 2] on"),
         ({"gives": "half"}, "data.augment[1].name: parts_of_augment:Brighter returns torch.uint8 [1, 1, 2, 2] on"),
-        (
-            {"gives": "none"},
-            "data.augment[1].name: parts_of_augment:Brighter returns NoneType for torch.uint8 [2, 1, 2, 2]",
-        ),
+        ({"gives": "none"}, "data.augment[1].name: parts_of_augment:Brighter returns NoneType for torch.uint8"),
         (
             {"gives": "elsewhere"},
             "data.augment[1].name: parts_of_augment:Brighter returns torch.uint8 [2, 1, 2, 2] on meta for "
