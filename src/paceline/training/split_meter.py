@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -142,7 +142,7 @@ class LabelMeter:
         self._targets = targets
         self._threshold = threshold
         self._collector = ScoreCollector(torch.sigmoid, targets.cpu())
-        metrics = replace(metrics, names=(*_AVERAGES, *metrics.own))
+        metrics = replace(metrics, names=(*COUNTED, *SCORED, *metrics.own))
         self._gathered = GatheredMetrics(metrics, self._collector, targets.device, on_progress)
 
     def add(self, logits: Tensor, labels: Tensor, indices: NDArray[np.int64]) -> None:
@@ -163,6 +163,3 @@ class LabelMeter:
         own = (name for name in values if name not in MULTI_LABEL)
         ordered = {name: values[name] for name in (*MULTI_LABEL, *own)}
         return SplitEvaluation(result.model_copy(update={"metrics": ordered}), replace(table, classes=classes))
-
-
-_AVERAGES: Final = (*COUNTED, *SCORED)
