@@ -19,7 +19,6 @@ from paceline.data.pack.format import (
     COLUMNS,
     INDEX_NAME,
     MAGIC,
-    MAX_META_BYTES,
     SHARD_DTYPE,
     FileRole,
     IndexLayout,
@@ -123,11 +122,6 @@ def _write_index(
     names: tuple[JoinedNames, JoinedNames],
 ) -> int:
     meta_json = meta.to_json()
-    if len(meta_json) > MAX_META_BYTES:
-        raise DataError(
-            f"the class names and targets are {len(meta_json):,} bytes long, more than a pack holds "
-            f"({MAX_META_BYTES:,}; use the source without packing it)"
-        )
     num_train = len(names[0])
     sizes = IndexSizes(
         len(meta_json), len(table), (num_train, len(rows) - num_train), (len(names[0].joined), len(names[1].joined))

@@ -28,7 +28,7 @@ from paceline.data.convert.encode import (
 from paceline.data.convert.partial_pack import PartialPack
 from paceline.data.files import printable
 from paceline.data.native import load_native
-from paceline.data.pack.format import PACK_VERSION, PackMeta, ProcessingMeta, SplitMeta
+from paceline.data.pack.format import MAX_META_BYTES, PACK_VERSION, PackMeta, ProcessingMeta, SplitMeta
 from paceline.data.pack.targets import encode_targets
 from paceline.data.sources.fingerprint import digest_split
 from paceline.data.sources.statistics import with_measured
@@ -81,7 +81,8 @@ def write_pack(
         raise DataError(f"resize: {options.resize} makes JPEGs, and the images have {form} (leave it out)")
     datasets = with_measured(datasets, skip_bad=options.skip_bad)
     core = load_native()
-    key = _compute_key(datasets, options, has_native=core is not None)
+    meta = _build_meta(datasets, options)
+    key = _compute_key(datasets, meta, options, has_native=core is not None)
     encoder = SampleEncoder(core.index_jpeg if core else None, options.every, options.resize, options.quality)
     names = (get_sample_names(datasets.train), get_sample_names(datasets.val))
     try:
@@ -91,9 +92,7 @@ def write_pack(
         ) as partial_pack:
             _add_missing_samples(partial_pack, datasets, encoder, progress, max(1, workers))
             kept_by_reason = _count_unchanged_files(partial_pack, names, skip_bad=options.skip_bad)
-            num_bytes = assemble_pack(
-                partial_pack, _build_meta(datasets, options), names, key[:16], out, overwrite=options.overwrite
-            )
+            num_bytes = assemble_pack(partial_pack, meta, names, key[:16], out, overwrite=options.overwrite)
             return PackResult(partial_pack.num_done, num_bytes, kept_by_reason)
     except OSError as error:
         raise _build_write_error(out, error) from error
@@ -121,11 +120,11 @@ def _check_output(out: Path, options: PackOptions) -> None:
         raise DataError(f"{printable(out)}: exists already (write elsewhere, or replace it with --overwrite)")
 
 
-def _compute_key(datasets: Datasets, options: PackOptions, *, has_native: bool) -> bytes:
+def _compute_key(datasets: Datasets, meta: PackMeta, options: PackOptions, *, has_native: bool) -> bytes:
     # Everything that determines the bytes of a pack: an unfinished one is resumed only with the same key.
     inputs = {
         "version": PACK_VERSION,
-        "meta": _build_meta(datasets, options).to_json().decode(),
+        "meta": meta.to_json().decode(),
         "shard_bytes": options.shard_bytes,
         "has_native": has_native,
         "pillow": PIL.__version__ if options.resize else "",
@@ -140,7 +139,7 @@ def _build_meta(datasets: Datasets, options: PackOptions) -> PackMeta:
     made = ProcessingMeta(
         resize=options.resize, quality=options.quality if options.resize else None, every=options.every
     )
-    return PackMeta(
+    meta = PackMeta(
         class_names=tuple(_escape_undecodable(name) for name in info.class_names),
         channels=info.channels,
         pixels=info.pixels,
@@ -148,6 +147,13 @@ def _build_meta(datasets: Datasets, options: PackOptions) -> PackMeta:
         train=_build_split_meta(datasets.train, made),
         val=_build_split_meta(datasets.val, made),
     )
+    num_bytes = len(meta.to_json())
+    if num_bytes > MAX_META_BYTES:
+        raise DataError(
+            f"the class names and targets are {num_bytes:,} bytes long, more than a pack holds "
+            f"({MAX_META_BYTES:,}; use the source without packing it)"
+        )
+    return meta
 
 
 def _build_split_meta(source: Source, made: ProcessingMeta) -> SplitMeta:

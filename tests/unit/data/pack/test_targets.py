@@ -53,6 +53,15 @@ def test_a_pack_has_the_targets_of_its_source(soft_digits, tmp_path, shard_bytes
         write_lmdb(soft_digits, tmp_path / "lmdb", lambda done, total: None)
 
 
+def test_targets_that_no_pack_holds_are_refused_before_images_are_read(tmp_path):
+    digits, done = load_digits(), []
+    table = TargetTable(np.random.default_rng(0).random((1 << 18, 10)).astype(np.float32))
+    train = ArraySource(replace(digits.train.info, targets=table), digits.train.images, digits.train.labels)
+    with pytest.raises(DataError, match=r"targets are .* more than a pack holds .*use the source without packing"):
+        write_pack(Datasets(train, digits.val), tmp_path / "out.pack", PackOptions(), lambda *at: done.append(at), 1)
+    assert not done and not list(tmp_path.iterdir())
+
+
 def test_a_pack_of_classes_stays_version_1(tmp_path):
     write_pack(load_digits(), tmp_path / "out.pack", PackOptions(), lambda done, total: None, 1)
     content = (tmp_path / "out.pack").read_bytes()
