@@ -30,7 +30,7 @@ def train(
     source: str | Callable[..., Any] | None = None,
     run_dir: str | Path | None = None,
     resume: bool = False,
-    own_code: bool = False,
+    trust_code: bool = False,
 ) -> "RunResult":
     """Train a classifier, evaluate it, write a run directory, and return the result.
 
@@ -42,8 +42,8 @@ def train(
     `source(split="train", **data.source.args)`, and with "val". Both must be defined at the top level of a module, a
     script or a notebook, because the recipe names them by import path. See `docs/how-to/extend.md`.
 
-    Set `own_code` to import code that a recipe file or a run directory names; do so only if you trust its author. Code
-    that the arguments name, in a mapping or a `Recipe` too, needs no consent.
+    Set `trust_code` to import code that a recipe file or a run directory names; do so only if you trust its author.
+    Code that the arguments name, in a mapping or a `Recipe` too, needs no consent.
 
     `run_dir` is the directory to write (default: `runs/RECIPE-TIME`), which the result repeats as `run_dir`. With
     `resume`, training continues from its newest checkpoint. One process is one rank: a script that torchrun or srun
@@ -52,4 +52,4 @@ def train(
     """
     # Not an import statement: modules all over the package import `__version__` from here, which would be a cycle.
     work: Callable[..., RunResult] = import_module("paceline.cli.python_api").train
-    return work(recipe, overrides, model, source, run_dir, resume=resume, own_code=own_code)
+    return work(recipe, overrides, model, source, run_dir, resume=resume, trust_code=trust_code)

@@ -46,9 +46,9 @@ if __name__ == "__main__":
     print(whole.status, whole.steps, whole.weights_sha256)
     shutil.rmtree("halves/checkpoints/step-00000006")
     os.remove("halves/result.json")
-    again = paceline.train("halves", resume=True, own_code=True)
+    again = paceline.train("halves", resume=True, trust_code=True)
     print(again.status, again.steps, again.weights_sha256)
-    assert paceline.train("halves", resume=True, own_code=True).weights_sha256 == again.weights_sha256
+    assert paceline.train("halves", resume=True, trust_code=True).weights_sha256 == again.weights_sha256
     print("returned", again.run_dir, whole.run_dir)
 """
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -87,34 +87,34 @@ def test_a_custom_model_trains_and_its_result_is_printed(own_model_run) -> None:
 def test_a_run_of_a_custom_model_is_evaluated_with_its_module(own_model_run, paceline) -> None:
     _, rundir = own_model_run
     before = json.loads((rundir / "result.json").read_text())["eval"]
-    second = paceline("eval", str(rundir), "--own-code", "--json", **ON_PATH).result
+    second = paceline("eval", str(rundir), "--trust-code", "--json", **ON_PATH).result
     assert second["top1"] == before["top1"]
 
 
-def test_a_run_of_a_custom_model_is_resumed_only_with_own_code(own_model_run, paceline) -> None:
+def test_a_run_of_a_custom_model_is_resumed_only_with_trust_code(own_model_run, paceline) -> None:
     _, rundir = own_model_run
     paceline("train", str(rundir), "--resume", **ON_PATH).assert_error(
-        "model.name: own_model:Pyramid is custom code", "--own-code"
+        "model.name: own_model:Pyramid is custom code", "--trust-code"
     )
-    second = paceline("train", str(rundir), "--resume", "--own-code", **ON_PATH)
+    second = paceline("train", str(rundir), "--resume", "--trust-code", **ON_PATH)
     assert second.code == 0 and "was already complete" in second.out
 
 
-def test_own_code_is_passed_to_the_runs_of_an_experiment(own_model_run, paceline, tmp_path) -> None:
+def test_trust_code_is_passed_to_the_runs_of_an_experiment(own_model_run, paceline, tmp_path) -> None:
     (tmp_path / "r.yaml").write_text("extends: digits\nmodel: {name: 'own_model:Pyramid'}\nparallel: {device: cpu}\n")
     args = ("scale", "r.yaml", "--ranks", "2", "--steps", "2", "--repeats", "1", "--run-dir", "scaled")
     paceline(*args, **ON_PATH).assert_error("r.yaml:2: model.name: own_model:Pyramid is custom code")
     assert not (tmp_path / "scaled").exists()
-    completed = paceline(*args, "--own-code", **ON_PATH)
+    completed = paceline(*args, "--trust-code", **ON_PATH)
     assert completed.code == 0, completed.err
 
 
 def test_a_run_of_a_missing_module_is_refused(own_model_run, paceline) -> None:
     _, rundir = own_model_run
     output = ("model.name: own_model:Pyramid: there is no module own_model", "PYTHONPATH=")
-    paceline("eval", str(rundir), "--own-code").assert_error(*output)
+    paceline("eval", str(rundir), "--trust-code").assert_error(*output)
     paceline("eval", str(rundir), **ON_PATH).assert_error(
-        "model.name: own_model:Pyramid is custom code", "(add --own-code"
+        "model.name: own_model:Pyramid is custom code", "(add --trust-code"
     )
 
 

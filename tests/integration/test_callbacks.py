@@ -92,8 +92,8 @@ def test_a_callback_sees_every_step_epoch_and_evaluation_and_changes_nothing(
     shutil.rmtree(tmp_path / "seen" / "checkpoints" / "step-00000010")
     (tmp_path / "seen" / "result.json").unlink()
     (tmp_path / "seen" / "calls.jsonl").unlink()
-    paceline("train", "seen", "--ranks", ranks, "--resume", **environ).assert_error("train.callbacks", "--own-code")
-    resumed = paceline("train", "seen", "--ranks", ranks, "--resume", "--own-code", "--json", **environ).result
+    paceline("train", "seen", "--ranks", ranks, "--resume", **environ).assert_error("train.callbacks", "--trust-code")
+    resumed = paceline("train", "seen", "--ranks", ranks, "--resume", "--trust-code", "--json", **environ).result
     assert resumed["weights_sha256"] == plain["weights_sha256"]
     calls = lines_of(tmp_path / "seen" / "calls.jsonl")
     assert [(each["event"], each["step"]) for each in calls] == [("started", 5), *second, ("finished", 10)]
@@ -122,4 +122,4 @@ def test_what_is_no_callback_is_refused_before_training(paceline, tmp_path: Path
     named = "train.callbacks=[{name: 'watching:Log', args: {nmae: 1}}]"
     paceline(*dry, named, **environ).assert_error("train.callbacks[0].args.nmae", "'name'")
     (tmp_path / "recipe.yaml").write_text("extends: synthetic\ntrain: {callbacks: ['watching:Log']}\n")
-    paceline("train", "recipe.yaml", **environ).assert_error("recipe.yaml:2", "--own-code")
+    paceline("train", "recipe.yaml", **environ).assert_error("recipe.yaml:2", "--trust-code")

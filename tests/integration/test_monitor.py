@@ -102,7 +102,7 @@ def test_code_of_a_file_needs_consent(paceline, tmp_path: Path) -> None:
     for field in ("metrics: [own_metric:wrong]", "monitor: own_metric:wrong", "loss: own_metric:wrong"):
         (tmp_path / "recipe.yaml").write_text(f"extends: synthetic\ntrain:\n  {field}\n")
         paceline("train", "recipe.yaml").assert_error(
-            "recipe.yaml:3: train.", "own_metric:wrong is custom code", "--own-code"
+            "recipe.yaml:3: train.", "own_metric:wrong is custom code", "--trust-code"
         )
 
 

@@ -78,7 +78,7 @@ class BenchResult:
 def bench_data(options: DataBenchOptions) -> int:
     """Run `paceline data bench`, and return the exit code."""
     num_workers = count_workers(options.workers)
-    data_request = read_source(options.src, options.overrides, own_code=options.own_code, for_model=True)
+    data_request = read_source(options.src, options.overrides, trust_code=options.trust_code, for_model=True)
     folder = _make_out_folder(options.out) if options.out else None
     skip_bad = data_request.data.on_bad_image == "skip"
     datasets = build_datasets(data_request.source, may_download=False, skip_bad=skip_bad)

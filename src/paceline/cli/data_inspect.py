@@ -30,7 +30,7 @@ _NUM_RAREST: Final = 3
 
 def inspect_data(options: DataInspectOptions) -> int:
     """Run `paceline data inspect`, and return the exit code."""
-    request = read_source(options.src, options.overrides, own_code=options.own_code)
+    request = read_source(options.src, options.overrides, trust_code=options.trust_code)
     datasets = build_datasets(request.source, may_download=False, skip_bad=True)
     limit = None if options.inspect_all else _NUM_SAMPLED
     with DataProgress("images") as progress:
@@ -139,7 +139,7 @@ def list_validation(options: DataInspectOptions) -> int:
     """
     if options.inspect_all:
         raise RecipeError("--all: inspects images, but --held-out only lists them (leave it out)")
-    request = read_source(options.src, options.overrides, own_code=options.own_code)
+    request = read_source(options.src, options.overrides, trust_code=options.trust_code)
     datasets = build_datasets(request.source, may_download=False, skip_bad=True)
     if isinstance(datasets.val, ArraySource):
         raise RecipeError(f"--held-out: {request.name} is pixels in memory, without names (name a folder or a list)")

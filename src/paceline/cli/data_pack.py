@@ -58,7 +58,7 @@ def pack_data(options: DataPackOptions) -> int:
     """Run `paceline data pack`, and return the exit code."""
     _check_options(options)
     num_workers = count_workers(options.workers)
-    data_request = read_source(options.src, options.overrides, own_code=options.own_code)
+    data_request = read_source(options.src, options.overrides, trust_code=options.trust_code)
     skip_bad = data_request.data.on_bad_image == "skip"
     pack_options = _pack_options(options, skip_bad=skip_bad)
     datasets = build_datasets(data_request.source, may_download=True, skip_bad=skip_bad)
@@ -179,7 +179,7 @@ def stage_data(options: DataStageOptions) -> int:
     if len(args) < 2 or "=" in args[1]:
         raise RecipeError("paceline data stage: needs SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
     src, where, *overrides = args
-    section = read_source(src, overrides, own_code=options.own_code).source
+    section = read_source(src, overrides, trust_code=options.trust_code).source
     with DataProgress("bytes") as progress:
         copy = stage_permanently(section, expand_path(where), progress)
     staged = build_staged_section(section, copy)

@@ -41,24 +41,24 @@ class DataRequest:
 
 
 def read_source(
-    src: str | None, overrides: list[str], *, own_code: bool = False, for_model: bool = False
+    src: str | None, overrides: list[str], *, trust_code: bool = False, for_model: bool = False
 ) -> DataRequest:
     """Return the dataset that `src` and the overrides name. Raise `RecipeError` if they name none.
 
-    A folder is data, even with a `recipe.yaml` in it, unless paceline wrote it. Without `own_code`, refuse a recipe
+    A folder is data, even with a `recipe.yaml` in it, unless paceline wrote it. Without `trust_code`, refuse a recipe
     whose file names code for its data. With `for_model`, sizes are those of the recipe's published weights, if any.
     """
     invalid = next((word for word in overrides if "=" not in word), None)
     if invalid is not None:
         raise RecipeError(f"{invalid!r}: is not an override (write KEY=VALUE, such as data.source.val_fraction=0.2)")
     if src is None:
-        return _load_recipe_data(DEFAULT, overrides, own_code=own_code, for_model=for_model)
+        return _load_recipe_data(DEFAULT, overrides, trust_code=trust_code, for_model=for_model)
     if "=" in src and not os.path.lexists(expand_path(src)):
-        return _load_recipe_data(DEFAULT, [src, *overrides], own_code=own_code, for_model=for_model)
+        return _load_recipe_data(DEFAULT, [src, *overrides], trust_code=trust_code, for_model=for_model)
     settings = tuple(_source_settings(src, overrides))
     if not settings:
         _refuse_unknown(src)
-        return _load_recipe_data(src, overrides, own_code=own_code, for_model=for_model)
+        return _load_recipe_data(src, overrides, trust_code=trust_code, for_model=for_model)
     loaded = load(_FOLDER_PRESET, Patch((*settings, *Patch.parse(overrides).assignments)))  # `src` is a path, not YAML
     return DataRequest(printable(src), loaded.recipe.data, is_recipe=False)
 
@@ -74,9 +74,9 @@ def _refuse_unknown(src: str) -> None:
         raise RecipeError(f"{src!r}: is neither a preset, a recipe file, a run directory nor data ({hint})")
 
 
-def _load_recipe_data(name: str, overrides: list[str], *, own_code: bool, for_model: bool) -> DataRequest:
+def _load_recipe_data(name: str, overrides: list[str], *, trust_code: bool, for_model: bool) -> DataRequest:
     loaded = load(name, Patch.parse(overrides))
-    require_consent(loaded, own_code=own_code, paths=("data.",))
+    require_consent(loaded, trust_code=trust_code, paths=("data.",))
     if for_model:
         loaded = with_weights_defaults(loaded)
     is_other = any(word.partition("=")[0] in ("data.source", "data.source.name") for word in overrides)

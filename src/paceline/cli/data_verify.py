@@ -22,9 +22,9 @@ def verify_data(options: DataVerifyOptions) -> int:
     src, overrides = (options.args[0], options.args[1:]) if options.args else (None, [])
     num_workers = count_workers(options.workers)
     if options.against is not None:
-        sections = read_source(src, []).source, read_source(options.against, overrides, own_code=options.own_code)
+        sections = read_source(src, []).source, read_source(options.against, overrides, trust_code=options.trust_code)
         return _compare_pack(*sections, num_workers, as_json=options.as_json)
-    data = read_source(src, overrides, own_code=options.own_code).data
+    data = read_source(src, overrides, trust_code=options.trust_code).data
     datasets = build_datasets(data.source, may_download=False, skip_bad=True)
     if isinstance(datasets.train, ArraySource) and isinstance(datasets.val, ArraySource):
         _print_verified(

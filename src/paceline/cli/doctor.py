@@ -80,7 +80,7 @@ def doctor(options: DoctorOptions) -> int:
     run = _find_run(args)
     loaded = load(*split_recipe_args(args)) if args or mtbf_s is not None else None
     if loaded:
-        require_consent(loaded, own_code=options.own_code)
+        require_consent(loaded, trust_code=options.trust_code)
         loaded, _ = with_cached_weights_defaults(loaded)
     recipe = loaded.recipe if loaded else None
     environ = dict(os.environ)  # as given, before this process changes it

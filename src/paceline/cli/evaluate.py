@@ -31,7 +31,7 @@ def evaluate(options: EvalOptions) -> int:
     rundir = RunDir.existing(options.run)
     name = str(rundir.path)
     original, loaded = load(name).recipe, load(name, Patch.parse(options.overrides))
-    require_consent(loaded, own_code=options.own_code, paths=EVALUATED)
+    require_consent(loaded, trust_code=options.trust_code, paths=EVALUATED)
     recipe = _add_metrics(loaded.recipe, options.metrics or "")
     world = enter_world()
     num_ranks = ranks_to_start(options.ranks, world, recipe.parallel, oversubscribe=options.oversubscribe)

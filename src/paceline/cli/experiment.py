@@ -121,7 +121,7 @@ def plan_short_runs(
     `lr_share` is the learning rate as a share of its peak.
     """
     loaded = with_weights_defaults(load(name, overrides))
-    require_consent(loaded, own_code=options.own_code)
+    require_consent(loaded, trust_code=options.trust_code)
     ranks = count_ranks(options.ranks, os.environ)
     refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, ranks))

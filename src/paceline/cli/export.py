@@ -37,7 +37,7 @@ def export(options: ExportOptions) -> int:
 
     from paceline.inference.classifier import load_classifier, with_image_size
 
-    classifier = load_classifier(run, options.checkpoint, device="cpu", own_code=options.own_code)
+    classifier = load_classifier(run, options.checkpoint, device="cpu", trust_code=options.trust_code)
     if options.checkpoint == "last":
         warn_missing_final(RunDir(run), classifier.checkpoint)
     warn_uncalibrated(RunDir(run), classifier)

@@ -127,8 +127,8 @@ def build_ladder_request(options: LadderOptions) -> LadderRequest:
             fix = f"leave it out, or copy the ladder and change its rung {chosen.rungs[0].name!r}"
             raise RecipeError(f"{path}: {value} has no effect on ladder {chosen.name}, which sets it ({fix})")
     loaded = with_weights_defaults(load(recipe or chosen.recipe, overrides))
-    require_consent(loaded, own_code=options.own_code)
-    require_consent_to_rungs(chosen, args.ladder or AUTO_LADDER, own_code=options.own_code)
+    require_consent(loaded, trust_code=options.trust_code)
+    require_consent_to_rungs(chosen, args.ladder or AUTO_LADDER, trust_code=options.trust_code)
     base = loaded.recipe
     if chosen.warmup_steps is not None and "measure.warmup_steps" not in dict(overrides.assignments):
         base = apply_patch(base, Patch((("measure.warmup_steps", chosen.warmup_steps),)))

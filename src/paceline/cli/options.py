@@ -83,9 +83,9 @@ Task = Annotated[
         "--task", min=1, metavar="K", help="Run only task K of a job array, and skip the summary; requires --run-dir."
     ),
 ]
-OwnCode = Annotated[
+TrustCode = Annotated[
     bool,
-    _flag("--own-code", help="Import and run custom code (plugins) named in a recipe file or run directory."),
+    _flag("--trust-code", help="Import and run custom code (plugins) named in a recipe file or run directory."),
 ]
 AsJson = Annotated[bool, _flag("--json", help="Print the result as JSON on stdout.")]
 Checkpoint = Annotated[str, typer.Option(metavar="last|best|STEP", help="Checkpoint to load.")]
@@ -134,7 +134,7 @@ class TrainOptions:
     ] = None
     resume: Annotated[bool, _flag("--resume", help="Resume from the newest checkpoint.")] = False
     dry_run: Annotated[bool, _flag("--dry-run", help="Check everything and print the plan, without training.")] = False
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     max_restarts: Annotated[
         int, typer.Option(min=0, metavar="N", help="If a rank is lost, restart all ranks and resume, up to N times.")
     ] = 0
@@ -168,7 +168,7 @@ class EvalOptions:
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for the confusion matrix and the worst mistakes."),
     ] = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     port: Port = 0
     as_json: AsJson = False
@@ -200,7 +200,7 @@ class PredictOptions:
         ),
     ] = "auto"
     device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Device to run the model on.")] = "auto"
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     as_json: AsJson = False
 
 
@@ -219,7 +219,7 @@ class ExportOptions:
         int | None,
         typer.Option(min=1, metavar="N", help="Height and width of the input images.", show_default="as in evaluation"),
     ] = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     as_json: AsJson = False
 
 
@@ -268,7 +268,7 @@ class DataInspectOptions:
     validation_only: Annotated[bool, _flag("--held-out", help="List the validation images instead, one per line.")] = (
         False
     )
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     as_json: AsJson = False
 
 
@@ -303,7 +303,7 @@ class DataPackOptions:
     ] = None
     overwrite: Annotated[bool, _flag("--overwrite", help="Replace an existing pack.")] = False
     workers: Workers = "auto"
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     as_json: AsJson = False
 
 
@@ -328,7 +328,7 @@ class DataStageOptions:
     remove: Annotated[bool, _flag("--remove", help="Remove the copies in FOLDER, which is then the only argument.")] = (
         False
     )
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     as_json: AsJson = False
 
 
@@ -343,7 +343,7 @@ class DataVerifyOptions:
         str | None, typer.Option(metavar="SRC", help="Source of the pack: check that both hold the same images.")
     ] = None
     workers: Workers = "auto"
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     as_json: AsJson = False
 
 
@@ -364,7 +364,7 @@ class DataBenchOptions:
         True
     )
     out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write bench.json to this folder.")] = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     as_json: AsJson = False
 
 
@@ -399,7 +399,7 @@ class SubmitOptions:
         Path | None,
         _folder_option(help="Run directory, on a file system that all nodes share.", show_default="runs/RECIPE-TIME"),
     ] = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     array: Annotated[
         bool, _flag("--array", help="Run a ladder, scale or batch-study as a job array, one task per run.")
     ] = False
@@ -428,7 +428,7 @@ class DoctorOptions:
     run_dir: Annotated[
         Path | None, _folder_option(help="Folder that runs would be written to.", show_default="runs")
     ] = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     port: Port = 0
     as_json: AsJson = False
@@ -459,7 +459,7 @@ class ProfileOptions:
         list[str],
         _option(metavar="KEY=V,V", help="Measure these values of a field, instead of probes; can be repeated."),
     ] = field(default_factory=list)
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     as_json: AsJson = False
 
@@ -492,7 +492,7 @@ class LadderOptions:
         bool, _flag("--list", help="List the ladders, or the rungs of one, without running anything.")
     ] = False
     task: Task = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     as_json: AsJson = False
 
@@ -535,7 +535,7 @@ class ScaleOptions:
         None
     )
     task: Task = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     as_json: AsJson = False
 
@@ -594,7 +594,7 @@ class BatchStudyOptions:
         Path | None, _folder_option(help="Folder to create.", show_default="runs/batch-study-RECIPE-TIME")
     ] = None
     task: Task = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     as_json: AsJson = False
 
@@ -712,7 +712,7 @@ class TuneOptions:
         bool, _flag("--allow-batch", help="Also try other batch sizes, and scale the learning rate with them.")
     ] = False
     budget: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of runs.")] = None
-    own_code: OwnCode = False
+    trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     as_json: AsJson = False
 

@@ -44,7 +44,7 @@ def predict(options: PredictOptions) -> int:
         from paceline.parallel.device import set_threads
 
     world = enter_world()
-    classifier = load_classifier(options.run, options.checkpoint, options.device, own_code=options.own_code)
+    classifier = load_classifier(options.run, options.checkpoint, options.device, trust_code=options.trust_code)
     if options.checkpoint == "last":
         warn_missing_final(RunDir(classifier.run), classifier.checkpoint)
     warn_uncalibrated(RunDir(classifier.run), classifier)

@@ -84,7 +84,7 @@ def profile(options: ProfileOptions) -> int:
     name, overrides = split_recipe_args(options.args)
     refuse_length(overrides, "a profile", purpose="profile")
     loaded = with_weights_defaults(load(name, overrides))
-    require_consent(loaded, own_code=options.own_code)
+    require_consent(loaded, trust_code=options.trust_code)
     world = enter_world()
     num_ranks = ranks_to_start(options.ranks, world, loaded.recipe.parallel, oversubscribe=options.oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, num_ranks))

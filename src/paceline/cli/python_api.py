@@ -37,7 +37,7 @@ def train(
     run_dir: str | Path | None,
     *,
     resume: bool,
-    own_code: bool = False,
+    trust_code: bool = False,
 ) -> RunResult:
     """Train as one rank of the world that the environment describes; return the result, equal on every rank."""
     from paceline.cli.tables import print_run_dir
@@ -47,7 +47,7 @@ def train(
     with translate_option_names():
         folder = None if run_dir is None else Path(run_dir)
         name, loaded = _load_recipe(recipe, _build_patch(overrides, model, source), folder, resume=resume)
-        require_consent(loaded, own_code=own_code)
+        require_consent(loaded, trust_code=trust_code)
         world = enter_world()
         rundir = choose_rundir(name, loaded, folder, world, resume=resume)
         try:

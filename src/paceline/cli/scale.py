@@ -90,7 +90,7 @@ def scale(options: StudyOptions) -> int:
     verb = "batch-study" if isinstance(options, BatchStudyOptions) else "scale"
     study = _load_study(options, starts_locally=True)
     _refuse_launcher(verb)
-    require_consent(study.loaded, own_code=options.own_code)
+    require_consent(study.loaded, trust_code=options.trust_code)
     key = _request_key(study)
     if options.task is not None:
         task = find_task(list_study_tasks(study.cases, options.num_repeats), options.task)

@@ -105,7 +105,7 @@ class _JobFile:
 
 def submit(options: SubmitOptions) -> int:
     """Run `paceline submit`; return the exit code, with `--wait` that of the job."""
-    request = parse_submit_args(options.args, own_code=options.own_code)
+    request = parse_submit_args(options.args, trust_code=options.trust_code)
     scheduler = _check_engine(options.engine)
     site = _load_site(options.site, request.site, scheduler, os.environ)
     _refuse_without_effect(scheduler, options)

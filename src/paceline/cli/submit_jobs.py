@@ -24,7 +24,7 @@ from paceline.core.run_dir import RunDir, is_run
 from paceline.core.units import count
 from paceline.lab.repeat import ArrayTask
 from paceline.models.weights_recipe import with_run_defaults, with_weights_defaults
-from paceline.recipe.consent import EVALUATED, OWN_CODE, has_plugins, require_consent, settings_have_plugins
+from paceline.recipe.consent import EVALUATED, TRUST_CODE, has_plugins, require_consent, settings_have_plugins
 from paceline.recipe.load import DEFAULT, PRESETS, Patch, find_recipe, load
 from paceline.recipe.plan import divide_batch, resolve_batch, small_batch_warning
 from paceline.recipe.schema import Recipe
@@ -56,14 +56,14 @@ _VERB_SITE_FIELDS: Final = (
 class SubmitRequest:
     """Verb with its `args` (recipe and overrides), `options` and `site` fields.
 
-    With `own_code` the job may import code that a file names.
+    With `trust_code` the job may import code that a file names.
     """
 
     verb: str
     args: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     site: tuple[str, ...] = ()
-    own_code: bool = False
+    trust_code: bool = False
 
     def has_option(self, name: str) -> bool:
         """Return whether option `name`, such as --ranks, was given."""
@@ -72,7 +72,7 @@ class SubmitRequest:
     def parse(self) -> Any:
         """Return the options of the verb. Raise typer's usage error."""
         options: Any = parse_options(self.verb, JOB_VERBS[self.verb], [*self.args, *self.options])
-        return replace(options, own_code=self.own_code)
+        return replace(options, trust_code=self.trust_code)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class JobShape:
         return self.nodes * self.ranks_per_node
 
 
-def parse_submit_args(args: Sequence[str], *, own_code: bool = False) -> SubmitRequest:
+def parse_submit_args(args: Sequence[str], *, trust_code: bool = False) -> SubmitRequest:
     """Parse a verb (default: train), its arguments up to the first that begins with `-`, and its options.
 
     Raise `RecipeError` for an option that `paceline submit` sets itself, and typer's usage error for an unknown one.
@@ -98,16 +98,16 @@ def parse_submit_args(args: Sequence[str], *, own_code: bool = False) -> SubmitR
     first = next((index for index, word in enumerate(rest) if word.startswith("-")), len(rest))
     site = tuple(word for word in rest[:first] if _SITE_FIELD.fullmatch(word))
     request = SubmitRequest(
-        verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site, own_code
+        verb, tuple(word for word in rest[:first] if word not in site), tuple(rest[first:]), site, trust_code
     )
     ours = {**_REFUSED_OPTIONS, **_REFUSED_RANK_OPTIONS} if verb in RANK_VERBS else _REFUSED_OPTIONS
     for option, fix in ours.items():
         if request.has_option(option):
             raise RecipeError(f"{option}: is not an option of {verb} in a job ({fix})")
     _refuse_late_args(request)
-    if request.has_option(OWN_CODE):  # consent on either side of `--` counts
-        options = tuple(word for word in request.options if word != OWN_CODE)
-        request = replace(request, options=options, own_code=True)
+    if request.has_option(TRUST_CODE):  # consent on either side of `--` counts
+        options = tuple(word for word in request.options if word != TRUST_CODE)
+        request = replace(request, options=options, trust_code=True)
     _refuse_site_without_effect(request)
     return request
 
@@ -145,7 +145,7 @@ class PreparedJob:
     """Checked job; `name` is the base name of a new run directory.
 
     `recipe` is frozen into the job's folder if `is_frozen`, else loaded again at the start. `ladder` is the text of
-    a ladder to freeze, empty for a shipped one. `own_code`: a file of the job names code, with consent. `run` is
+    a ladder to freeze, empty for a shipped one. `trust_code`: a file of the job names code, with consent. `run` is
     the run directory that the arguments name. A stopped job is requeued only if `can_resume`. `note` is a warning
     to print.
     """
@@ -156,7 +156,7 @@ class PreparedJob:
     recipe: Recipe
     is_frozen: bool = False
     ladder: str = ""
-    own_code: bool = False
+    trust_code: bool = False
     run: Path | None = None
     can_resume: bool = True
     note: str = ""
@@ -251,7 +251,7 @@ def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None
     if name == DEFAULT and run_dir is not None and is_run(run_dir):
         name = str(run_dir)  # the run to resume, as in `train --resume`
     loaded = load(name, overrides)
-    require_consent(loaded, own_code=request.own_code)
+    require_consent(loaded, trust_code=request.trust_code)
     if stage != "off" and loaded.stack.origin("data.stage") == "default":
         loaded = load(name, Patch((("data.stage", stage), *overrides.assignments)))
     if run_dir is not None:
@@ -271,7 +271,7 @@ def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None
     device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
     note = small_batch_warning(loaded.recipe.data, shape.num_ranks, device)
     needs_consent = has_plugins(recipe)
-    return PreparedJob(request, shape, loaded.name, recipe, is_frozen=True, own_code=needs_consent, note=note)
+    return PreparedJob(request, shape, loaded.name, recipe, is_frozen=True, trust_code=needs_consent, note=note)
 
 
 def _prepare_eval(request: SubmitRequest, shape: JobShape, run_dir: Path | None) -> PreparedJob:
@@ -282,10 +282,10 @@ def _prepare_eval(request: SubmitRequest, shape: JobShape, run_dir: Path | None)
     if run_dir is not None:
         raise RecipeError(f"--run-dir: {run_dir} has no effect on eval, which writes to its run (leave it out)")
     loaded = load(str(run), Patch.parse(list(request.args[1:])))
-    require_consent(loaded, own_code=request.own_code, paths=EVALUATED)
+    require_consent(loaded, trust_code=request.trust_code, paths=EVALUATED)
     _refuse_few_gpus(shape, loaded.recipe.parallel.device)
     name = f"eval-{loaded.name}"
-    return PreparedJob(request, shape, name, loaded.recipe, own_code=request.own_code, run=run.absolute())
+    return PreparedJob(request, shape, name, loaded.recipe, trust_code=request.trust_code, run=run.absolute())
 
 
 def _prepare_ladder(request: SubmitRequest, shape: JobShape, *, array: bool) -> PreparedJob:
@@ -306,7 +306,7 @@ def _prepare_ladder(request: SubmitRequest, shape: JobShape, *, array: bool) -> 
     )
     request = _add_ranks(request, str(shape.ranks_per_node), array=array)
     name = f"ladder-{ladder.name}"
-    return PreparedJob(request, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, own_code=needs_consent)
+    return PreparedJob(request, shape, name, loaded.recipe, is_frozen=is_frozen, ladder=text, trust_code=needs_consent)
 
 
 def _without_recipe(options: Sequence[str]) -> tuple[str, ...]:
@@ -327,7 +327,7 @@ def _prepare_experiment(request: SubmitRequest, shape: JobShape, *, array: bool)
     else:
         request = _add_ranks(request, str(shape.ranks_per_node), array=array)
     loaded = with_weights_defaults(load(recipe_name, overrides))
-    require_consent(loaded, own_code=request.own_code)
+    require_consent(loaded, trust_code=request.trust_code)
     is_frozen = not _is_preset(recipe_name)
     return PreparedJob(
         request,
@@ -335,7 +335,7 @@ def _prepare_experiment(request: SubmitRequest, shape: JobShape, *, array: bool)
         f"{request.verb}-{loaded.name}",
         loaded.recipe,
         is_frozen,
-        own_code=is_frozen and has_plugins(loaded.recipe),
+        trust_code=is_frozen and has_plugins(loaded.recipe),
         can_resume=not isinstance(options, ProfileOptions) or bool(options.vary),
     )
 
@@ -393,9 +393,9 @@ def _job_args(prepared: PreparedJob, job: ClusterJob) -> tuple[str, ...]:
 
 
 def _consent_args(prepared: PreparedJob) -> tuple[str, ...]:
-    """Return `--own-code` if the job's files name code."""
+    """Return `--trust-code` if the job's files name code."""
     # A frozen recipe is a file, so consent given here is passed on with it.
-    return (OWN_CODE,) if prepared.own_code else ()
+    return (TRUST_CODE,) if prepared.trust_code else ()
 
 
 def _frozen_args(prepared: PreparedJob, job: ClusterJob, args: Sequence[str]) -> tuple[str, ...]:

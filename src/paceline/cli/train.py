@@ -41,7 +41,7 @@ def train(options: TrainOptions) -> int:
     if options.resume:
         name = find_run_to_resume(name, run_dir)
     loaded, weights_note = _add_weights_defaults(load(name, patch), run_dir or Path(name), options)
-    require_consent(loaded, own_code=options.own_code)
+    require_consent(loaded, trust_code=options.trust_code)
     world = enter_world()
     # The default is the run's own number of ranks.
     ranks = options.ranks

@@ -63,7 +63,7 @@ class Preprocessing:
 class Classifier:
     """A run's trained model in evaluation mode; `classes` are in the order of its logits.
 
-    `sizing`, `place`, `precision` and `views` are those of evaluation. `own_code` allows code that the run names to
+    `sizing`, `place`, `precision` and `views` are those of evaluation. `trust_code` allows code that the run names to
     run. `evaluated_image_size` is that of the run's evaluation in pixels, None if `preprocessing` has the same.
     `temperature` divides the logits; it is None if the checkpoint was not calibrated. With `threshold` images have
     several labels: the classes whose probability, the sigmoid of a logit, is above it.
@@ -79,7 +79,7 @@ class Classifier:
     place: DeviceTransfer
     precision: Precision
     views: EvalViews
-    own_code: bool = False
+    trust_code: bool = False
     evaluated_image_size: int | None = None
     temperature: float | None = None
     threshold: float | None = None
@@ -129,20 +129,23 @@ class Classifier:
         return self.log_probabilities(images).exp().float()
 
 
-def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *, own_code: bool = False) -> Classifier:
+def load_classifier(
+    run: Path, checkpoint: str = "last", device: str = "auto", *, trust_code: bool = False
+) -> Classifier:
     """Load the model of run directory `run` from checkpoint `last`, `best` or a step number.
 
     The weights are those that the run evaluated: averaged ones if it keeps any (`train.ema`, schedule_free). `device`
     is cpu, cuda, or auto for a GPU if there is one. A number format that the CPU lacks becomes float32. On a GPU, set
     torch to the run's numerics (TF32 or not). Torch's random state does not change.
 
-    A plugin model, which the run names by import path, is imported only with `own_code`: set it if you trust the code
-    and the run. Other plugins of the run are never imported. Raise `RecipeError` for a plugin model without `own_code`,
-    for a folder that is not a run and for an unknown device, and `CheckpointError` if there is no complete checkpoint.
+    A plugin model, which the run names by import path, is imported only with `trust_code`: set it if you trust the code
+    and the run. Other plugins of the run are never imported. Raise `RecipeError` for a plugin model without
+    `trust_code`, for a folder that is not a run and for an unknown device, and `CheckpointError` if there is no complete
+    checkpoint.
     """
     rundir = RunDir.existing(run)
     loaded = load(str(rundir.path))
-    require_consent(loaded, own_code=own_code, paths=("model",))
+    require_consent(loaded, trust_code=trust_code, paths=("model",))
     recipe = loaded.recipe
     facts = read_trained_dataset(rundir)
     target = _choose_device(device)
@@ -165,7 +168,7 @@ def load_classifier(run: Path, checkpoint: str = "last", device: str = "auto", *
         ),
         precision=precision,
         views=EVAL_VIEWS[recipe.data.eval_views],
-        own_code=own_code,
+        trust_code=trust_code,
         temperature=read_temperature(rundir, path),
         threshold=recipe.train.label_threshold if facts.is_multi_label else None,
     )

@@ -210,7 +210,7 @@ def load_parity_images(classifier: Classifier) -> ParityImages:
 
     Use noise if there are none, and say why. Raise `RecipeError` for a plugin dataset that may not run.
     """
-    require_consent(load(str(classifier.run)), own_code=classifier.own_code, paths=("data.source",))
+    require_consent(load(str(classifier.run)), trust_code=classifier.trust_code, paths=("data.source",))
     try:
         images = _load_validation_images(classifier)
     except (DataError, RecipeError) as error:

@@ -65,14 +65,14 @@ def loaders(
     dtype: torch.dtype = torch.float32,
     rank: int | None = None,
     world_size: int | None = None,
-    own_code: bool = False,
+    trust_code: bool = False,
 ) -> Loaders:
     """Return the loaders of the training and validation split of a recipe's data, for a loop of your own.
 
     `recipe` is what `paceline.train` takes: a preset's name, a YAML file, a run directory, a mapping, or a
     `paceline.recipe.schema.Recipe`; `overrides` are `"KEY=VALUE"` strings. Only `data`, `seed`, `model.memory_format`
     and `measure.clock` matter, and the training length for `data.progressive`. Code that a file or a run directory
-    names is imported only with `own_code`: set it if you trust the author.
+    names is imported only with `trust_code`: set it if you trust the author.
 
     Batches are moved to `device` (`auto`: torch's current GPU, or the CPU without one) and normalized there to `dtype`;
     `torch.uint8` leaves pixels unchanged. Images are contiguous, unless `model.memory_format` is channels_last.
@@ -83,7 +83,7 @@ def loaders(
     """
     loaded = with_weights_defaults(load_any(recipe, Patch.parse(list(overrides))))
     target = find_device(device)
-    require_consent(loaded, own_code=own_code, paths=("data.",))
+    require_consent(loaded, trust_code=trust_code, paths=("data.",))
     external_rank = find_rank(rank, world_size, unchosen_gpu(device, target))
     data_recipe = _data_only_recipe(loaded.recipe)
     # `on_error` closes what was opened if a later step fails; on success the loaders own it.

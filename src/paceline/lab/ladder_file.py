@@ -106,10 +106,10 @@ class Ladder(_LadderFile):
         return self.then == "auto"
 
 
-def require_consent_to_rungs(ladder: Ladder, source: str, *, own_code: bool) -> None:
-    """Raise `RecipeError` for plugin code that a rung names, unless `own_code` allows it."""
+def require_consent_to_rungs(ladder: Ladder, source: str, *, trust_code: bool) -> None:
+    """Raise `RecipeError` for plugin code that a rung names, unless `trust_code` allows it."""
     for rung in ladder.rungs:
-        require_consent_to_settings(rung.patch.values(), f"{source}: rung {rung.name!r}", own_code=own_code)
+        require_consent_to_settings(rung.patch.values(), f"{source}: rung {rung.name!r}", trust_code=trust_code)
 
 
 def list_ladders() -> list[str]:

@@ -1,4 +1,4 @@
-"""Refuse to import plugins that are named in a file, unless the user consents with `--own-code`."""
+"""Refuse to import plugins that are named in a file, unless the user consents with `--trust-code`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -9,16 +9,16 @@ from paceline.recipe.plugins import plugins_of
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 
-OWN_CODE: Final = "--own-code"
+TRUST_CODE: Final = "--trust-code"
 EVALUATED: Final = ("model", "data.source", "train.metrics", "train.monitor")
 """Fields whose plugins an evaluation imports."""
 _SECTIONS: Final = ("model", "data.source", "data.sampler", "optim", "train.loss")
 _LISTS: Final = ("data.augment", "log.sinks", "train.callbacks", "train.metrics")
 
 
-def require_consent(loaded: LoadedRecipe, *, own_code: bool, paths: tuple[str, ...] = ("",)) -> None:
-    """Raise `RecipeError` for a plugin below the dotted `paths` that a file of `loaded` names, unless `own_code`."""
-    if own_code:
+def require_consent(loaded: LoadedRecipe, *, trust_code: bool, paths: tuple[str, ...] = ("",)) -> None:
+    """Raise `RecipeError` for a plugin below the dotted `paths` that a file of `loaded` names, unless `trust_code`."""
+    if trust_code:
         return
     # Plugins named on the command line or by a script need no consent: the user typed them.
     for plugin in plugins_of(loaded.recipe):
@@ -26,10 +26,10 @@ def require_consent(loaded: LoadedRecipe, *, own_code: bool, paths: tuple[str, .
             raise _refusal(loaded.stack.origin(plugin.field), plugin.field, plugin.name)
 
 
-def require_consent_to_settings(settings: Mapping[str, Any], place: str, *, own_code: bool) -> None:
-    """Raise `RecipeError` for a plugin in `settings`, part of a recipe in the file at `place`, unless `own_code`."""
+def require_consent_to_settings(settings: Mapping[str, Any], place: str, *, trust_code: bool) -> None:
+    """Raise `RecipeError` for a plugin in `settings`, part of a recipe in the file at `place`, unless `trust_code`."""
     for field, name in _find_plugin_names(settings):
-        if not own_code:
+        if not trust_code:
             raise _refusal(place, field, name)
 
 
@@ -39,19 +39,19 @@ def settings_have_plugins(settings: Mapping[str, Any]) -> bool:
 
 
 def has_plugins(recipe: Recipe) -> bool:
-    """Return whether `recipe` names a plugin, so that a file with it needs `--own-code`."""
+    """Return whether `recipe` names a plugin, so that a file with it needs `--trust-code`."""
     return next(plugins_of(recipe), None) is not None
 
 
 def consent_arguments(recipe: Recipe) -> tuple[str, ...]:
     """Return the arguments that a command needs to read `recipe` from a file written by paceline."""
-    return (OWN_CODE,) if has_plugins(recipe) else ()
+    return (TRUST_CODE,) if has_plugins(recipe) else ()
 
 
 def _refusal(location: str, field: str, name: str) -> RecipeError:
     return RecipeError(
         f"{location}: {field}: {name} is custom code, which would run with your full permissions "
-        f"(add {OWN_CODE}, in Python own_code=True, if you trust its author)"
+        f"(add {TRUST_CODE}, in Python trust_code=True, if you trust its author)"
     )
 
 

@@ -224,13 +224,13 @@ def _report_row(run: RunData) -> BriefRow:
 def _next_commands(run: RunData, page: ReportPage, result: RunResult) -> Iterator[tuple[str, str]]:
     """Yield commands, and what each does."""
     path = clean_text(shlex.quote(str(run.path)), 2000)
-    own_code = " --own-code" if result.provenance.get("own_parts") else ""
+    trust_code = " --trust-code" if result.provenance.get("own_parts") else ""
     if result.status in ("preempted", "failed"):
-        yield f"paceline train {path} --resume{own_code}", "resume"
+        yield f"paceline train {path} --resume{trust_code}", "resume"
         return
     checkpoints = RunDir(run.path).checkpoints
     if result.status == "time_reached" and (checkpoints / checkpoint_name(result.steps)).is_dir():
-        yield f"paceline train {path} --resume train.max_time=off{own_code}", "train to the end"
+        yield f"paceline train {path} --resume train.max_time=off{trust_code}", "train to the end"
     if page.verdict is not None and page.verdict.command:
         yield page.verdict.command, page.verdict.ceiling.removeprefix("Ceiling: ").rstrip(".").partition(",")[0]
     step = result.best_step

@@ -107,8 +107,8 @@ def run_status(run: RunData) -> tuple[str, Tone]:
     steps = finite_or_none(run.plan.get("total_steps"))
     ended = clean_text(run.result.how_it_ended(None if steps is None else int(steps)), 200)
     if run.result.status in ("preempted", "failed"):
-        own_code = " --own-code" if run.result.provenance.get("own_parts") else ""
-        ended += f"; resume with paceline train {clean_text(shlex.quote(str(run.path)), 2000)} --resume{own_code}"
+        trust_code = " --trust-code" if run.result.provenance.get("own_parts") else ""
+        ended += f"; resume with paceline train {clean_text(shlex.quote(str(run.path)), 2000)} --resume{trust_code}"
     return ended, _STATUS_TONES[run.result.status]
 
 

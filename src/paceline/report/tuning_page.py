@@ -156,8 +156,8 @@ def _best_settings_section(result: TuneResult) -> PageSection:
     columns = [TableColumn("setting", is_number=False), TableColumn("best", is_number=False)]
     blocks: list[Block] = [Table("", columns, rows)]
     if result.recipe_file:
-        own_code = ["--own-code"] if result.provenance.get("own_parts") else []
-        command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks), *own_code]
+        trust_code = ["--trust-code"] if result.provenance.get("own_parts") else []
+        command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks), *trust_code]
         blocks += [Paragraph("To train the tuned recipe:"), shell_command(command)]
     return PageSection("take", "Next steps", blocks)
 

@@ -11,7 +11,7 @@ from paceline.core.results import FINISHED, RunResult
 from paceline.core.run_dir import RunDir, write_atomic
 from paceline.core.units import Duration, count
 from paceline.data.files import printable
-from paceline.recipe.consent import OWN_CODE
+from paceline.recipe.consent import TRUST_CODE
 from paceline.recipe.load import load
 from paceline.recipe.plan import with_batch_size
 from paceline.recipe.plugins import changed_code
@@ -169,7 +169,7 @@ def describe_unsaved_weights(rundir: RunDir, result: RunResult) -> str:
     """Return the error message for a run whose final weights were not saved."""
     newest = CheckpointStorage(rundir.checkpoints, KeepPolicy(1)).newest()
     last = f"is {newest.name}" if newest else "is not there"
-    of_code = [OWN_CODE] if result.provenance.get("own_parts") else []
+    of_code = [TRUST_CODE] if result.provenance.get("own_parts") else []
     command = shlex.join(("paceline", "train", str(rundir.path), "--resume", *of_code))
     return (
         f"{rundir.checkpoints}: the weights of the last step, {result.steps:,}, could not be saved; the last "

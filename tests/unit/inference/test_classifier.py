@@ -223,7 +223,7 @@ def test_a_run_cannot_consent_to_its_own_code(digits: Path, tmp_path: Path, monk
     (tmp_path / "leaving.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\ndef net(**args): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     run = renamed(digits, tmp_path / "run", model={"name": "leaving:net", "args": {}})
-    refusal = r"/recipe.yaml:\d+: model.name: leaving:net is custom code.*\(add --own-code"
+    refusal = r"/recipe.yaml:\d+: model.name: leaving:net is custom code.*\(add --trust-code"
     with pytest.raises(RecipeError, match=refusal):
         load_classifier(run, device="cpu")
     assert not (tmp_path / "ran").exists()
@@ -236,7 +236,7 @@ def test_a_run_that_names_what_loads_code_is_refused_by_name(digits: Path, tmp_p
     values = load(str(digits)).recipe.to_dict()
     (tmp_path / "recipe.yaml").write_text(to_yaml_text({**values, "model": {"name": "torch.hub:load", "args": args}}))
     with pytest.raises(RecipeError, match=r"model.name: 'torch.hub:load' cannot be a plugin"):
-        load_classifier(tmp_path, device="cpu", own_code=True)
+        load_classifier(tmp_path, device="cpu", trust_code=True)
     assert not (tmp_path / "ran").exists()
 
 
@@ -262,7 +262,7 @@ def test_a_plugin_model_runs_with_consent(digits: Path, tmp_path: Path, monkeypa
     assert load(str(digits)).recipe.model.name == "resnet18_cifar"
     run = renamed(digits, tmp_path / "run", model={"name": "asked_net:net", "args": {"width": 0.125}})
     images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    found, same = load_classifier(run, device="cpu", own_code=True), load_classifier(digits, device="cpu")
+    found, same = load_classifier(run, device="cpu", trust_code=True), load_classifier(digits, device="cpu")
     assert torch.equal(found.log_probabilities(images), same.log_probabilities(images))
 
 

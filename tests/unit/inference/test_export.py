@@ -215,10 +215,10 @@ def test_a_bad_image_is_left_out_and_training_images_are_not_read(tmp_path):
 def test_a_plugin_data_set_runs_only_with_consent(tmp_path):
     classifier = of_source(tmp_path, "data.source={name: 'nowhere.parts:Set', args: {root: here}}")
     with pytest.raises(
-        RecipeError, match=r"recipe.yaml:\d+: data.source.name: nowhere.parts:Set is custom code.* \(add --own-code"
+        RecipeError, match=r"recipe.yaml:\d+: data.source.name: nowhere.parts:Set is custom code.* \(add --trust-code"
     ):
         load_parity_images(classifier)
-    sample = load_parity_images(replace(classifier, own_code=True))
+    sample = load_parity_images(replace(classifier, trust_code=True))
     assert "noise images" in sample.description and "there is no module nowhere" in sample.description
 
 

@@ -229,7 +229,7 @@ def own_source(tmp_path, monkeypatch):
 
 def test_both_splits_have_mean_and_std(own_source) -> None:
     for loader, raw in zip(
-        made((own_source,), own_code=True), made((own_source,), dtype=torch.uint8, own_code=True), strict=True
+        made((own_source,), trust_code=True), made((own_source,), dtype=torch.uint8, trust_code=True), strict=True
     ):
         facts = loader.dataset
         (images, _), (pixels, _) = next(iter(loader)), next(iter(raw))
@@ -237,13 +237,13 @@ def test_both_splits_have_mean_and_std(own_source) -> None:
         torch.testing.assert_close(images * facts.std[0] + facts.mean[0], pixels / 255, atol=1e-5, rtol=0)
 
 
-def test_code_that_a_file_names_for_its_data_runs_only_with_own_code(own_source, capsys) -> None:
-    with pytest.raises(RecipeError, match=r"data.source.name: made_of_pixels:pixels is custom code.*own_code=True"):
+def test_code_that_a_file_names_for_its_data_runs_only_with_trust_code(own_source, capsys) -> None:
+    with pytest.raises(RecipeError, match=r"data.source.name: made_of_pixels:pixels is custom code.*trust_code=True"):
         made((own_source,))
     assert "made_of_pixels" not in sys.modules
-    made((own_source,), own_code=True)
+    made((own_source,), trust_code=True)
     assert capsys.readouterr().err == "imported\n"
-    made((own_source,), rank=1, world_size=2, own_code=True)
+    made((own_source,), rank=1, world_size=2, trust_code=True)
     made(("digits", "data.source.name=made_of_pixels:pixels", "data.batch_size=4", "model.name=simple_cnn"))
     assert capsys.readouterr().err == ""
 

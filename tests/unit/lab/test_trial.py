@@ -41,7 +41,7 @@ def test_a_trial_is_a_training_in_a_fresh_process_of_this_python() -> None:
 def test_a_trial_of_a_recipe_that_names_code_passes_the_consent_on() -> None:
     named = load("digits", Patch.parse(["model.name=mine:Net"])).recipe
     words = build_train_command(Trial("as-is"), named, Path("x/base.yaml"), 1, Path("x/1"))
-    assert words.count("--own-code") == 1
+    assert words.count("--trust-code") == 1
 
 
 def test_a_varied_recipe_is_checked_and_reads_back_from_its_file(tmp_path: Path) -> None:

@@ -56,23 +56,23 @@ def arguments_without(field: str) -> list[str]:
 def test_each_field_that_names_code_in_a_file_is_refused_with_place_value_and_fix(field: str) -> None:
     loaded = load("r.yaml", Patch.parse(arguments_without(field)))
     with pytest.raises(RecipeError) as caught:
-        require_consent(loaded, own_code=False)
+        require_consent(loaded, trust_code=False)
     message = str(caught.value)
     assert message.startswith("r.yaml:") and f"{field}: {ALL[field]} is custom code" in message
-    assert "(add --own-code, in Python own_code=True, if you trust its author)" in message
-    require_consent(loaded, own_code=True)
-    assert consent_arguments(loaded.recipe) == ("--own-code",)
+    assert "(add --trust-code, in Python trust_code=True, if you trust its author)" in message
+    require_consent(loaded, trust_code=True)
+    assert consent_arguments(loaded.recipe) == ("--trust-code",)
 
 
 def test_a_file_that_is_extended_is_the_one_that_is_named() -> None:
     Path("above.yaml").write_text("extends: r.yaml\noptim: {name: 'mine:Optim', lr: 0.1}\n")
     with pytest.raises(RecipeError, match=r"^r.yaml:1: model.name: leaving:Net is custom code"):
-        require_consent(load("above.yaml"), own_code=False)
+        require_consent(load("above.yaml"), trust_code=False)
     with pytest.raises(RecipeError, match=r"^r.yaml:1: model.name: leaving:Net is custom code"):
-        require_consent(load_values({"extends": "above.yaml"}), own_code=False)
+        require_consent(load_values({"extends": "above.yaml"}), trust_code=False)
     words = [word for word in arguments_without("optim.name") if not word.startswith("optim")]
     with pytest.raises(RecipeError, match=r"^above.yaml:2: optim.name: mine:Optim is custom code"):
-        require_consent(load("above.yaml", Patch.parse(words)), own_code=False)
+        require_consent(load("above.yaml", Patch.parse(words)), trust_code=False)
 
 
 def test_code_named_on_the_command_line_or_by_a_script_needs_no_consent() -> None:
@@ -83,16 +83,16 @@ def test_code_named_on_the_command_line_or_by_a_script_needs_no_consent() -> Non
         load_values({"extends": "digits", "model": {"name": "leaving:Net"}}),
         load_any(load_values({"extends": "digits", "model": {"name": "leaving:Net"}}).recipe),
     ):
-        require_consent(loaded, own_code=False)
+        require_consent(loaded, trust_code=False)
     with pytest.raises(RecipeError, match="leaving:Net"):
-        require_consent(load("r.yaml", Patch.parse(["model.args.top=1"])), own_code=False)
+        require_consent(load("r.yaml", Patch.parse(["model.args.top=1"])), trust_code=False)
 
 
 def test_only_the_plugins_that_are_imported_count() -> None:
     loaded = load("r.yaml", Patch.parse(["data.source.name=digits", "data.sampler=shuffle", "data.augment=[]"]))
-    require_consent(loaded, own_code=False, paths=("data.",))
+    require_consent(loaded, trust_code=False, paths=("data.",))
     with pytest.raises(RecipeError, match=r"model\.name"):
-        require_consent(loaded, own_code=False, paths=("model", "data.source"))
+        require_consent(loaded, trust_code=False, paths=("model", "data.source"))
 
 
 def test_settings_of_a_ladder_are_looked_at_whether_or_not_they_fit_a_recipe() -> None:
@@ -106,8 +106,8 @@ def test_settings_of_a_ladder_are_looked_at_whether_or_not_they_fit_a_recipe() -
     ):
         assert settings_have_plugins(settings)
         with pytest.raises(RecipeError) as caught:
-            require_consent_to_settings(settings, "l.yaml: rung 'x'", own_code=False)
+            require_consent_to_settings(settings, "l.yaml: rung 'x'", trust_code=False)
         assert str(caught.value).startswith(f"l.yaml: rung 'x': {field}: a:B is custom code")
-        require_consent_to_settings(settings, "l.yaml", own_code=True)
+        require_consent_to_settings(settings, "l.yaml", trust_code=True)
     for plain in ({}, {"model": 3}, {"model": {"name": "timm:resnet18"}}, {"data": {"augment": "flip"}}):
         assert not settings_have_plugins(plain)

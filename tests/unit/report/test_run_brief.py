@@ -173,7 +173,7 @@ def test_a_run_that_did_not_end_well_says_how_to_resume(shown, ended, mark: str,
 
 def test_plugins_are_named_in_the_command_that_resumes(shown) -> None:
     lines = shown(result(status="preempted", provenance={"own_parts": {"model": "m:M"}}), width=0)
-    assert "--resume --own-code" in row(lines, "next")
+    assert "--resume --trust-code" in row(lines, "next")
 
 
 def test_goodput_is_shown_of_restarted_runs_only(shown) -> None:

@@ -167,8 +167,8 @@ def digits(split):
 """
 
 
-def evaluated(run: Path, *, own_code: bool = False) -> int:
-    return eval_verb(EvalOptions(run=run, ranks="1", own_code=own_code, as_json=True))
+def evaluated(run: Path, *, trust_code: bool = False) -> int:
+    return eval_verb(EvalOptions(run=run, ranks="1", trust_code=trust_code, as_json=True))
 
 
 UNUSED = ("optim={name: 'nowhere:Optim', lr: 0.1}", "data.augment=[{name: 'nowhere:Augment'}]",
@@ -186,10 +186,12 @@ def test_code_that_a_run_names_runs_only_where_that_is_said(tmp_path, monkeypatc
     monkeypatch.delitem(sys.modules, "judged_parts", raising=False)
     named = load(str(run), Patch.parse([f"{part}={path}", *UNUSED])).recipe
     (run / "recipe.yaml").write_text(to_yaml_text(named.to_dict()))
-    with pytest.raises(RecipeError, match=rf"^{run}/recipe.yaml:\d+: {part}: {path} is custom code.*\(add --own-code"):
+    with pytest.raises(
+        RecipeError, match=rf"^{run}/recipe.yaml:\d+: {part}: {path} is custom code.*\(add --trust-code"
+    ):
         evaluated(run)
     assert "judged_parts" not in sys.modules
-    assert evaluated(run, own_code=True) == 0 and "judged_parts" in sys.modules
+    assert evaluated(run, trust_code=True) == 0 and "judged_parts" in sys.modules
     assert run_evaluation(run, expected_note=False) == before
 
 

@@ -146,7 +146,7 @@ PATH_PATTERN: Final = f"^{_DOTTED_NAME}:{_DOTTED_NAME}$"
 
 def check_import_path(name: str) -> str:
     """Return `name`. Raise `ValueError` if it is not an import path, or names code that can load or run other code."""
-    # Checked even with --own-code, as a recipe may come from someone else.
+    # Checked even with --trust-code, as a recipe may come from someone else.
     if not re.fullmatch(PATH_PATTERN, name):
         raise ValueError(f"{name!r} is not an import path (write {IMPORT_PATH_FORM})")
     top = re.split(r"[.:]", name, maxsplit=1)[0]

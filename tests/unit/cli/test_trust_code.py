@@ -1,4 +1,4 @@
-"""Code that a file names: no verb imports it without --own-code, and a folder of images names none."""
+"""Code that a file names: no verb imports it without --trust-code, and a folder of images names none."""
 
 import importlib.util
 import json
@@ -105,20 +105,20 @@ def photos(folder: Path, recipe: str) -> Path:
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_no_verb_imports_code_that_a_file_names_without_own_code(left, name) -> None:
+def test_no_verb_imports_code_that_a_file_names_without_trust_code(left, name) -> None:
     before = sorted(Path().rglob("*"))
     with pytest.raises(RecipeError) as caught:
         verb(*VERBS[name])
     message = str(caught.value)
-    assert "leaving:" in message and "is custom code" in message and "(add --own-code" in message
+    assert "leaving:" in message and "is custom code" in message and "(add --trust-code" in message
     assert message.startswith(("r.yaml:", "run/recipe.yaml:", "l.yaml: rung 'mine':"))
     assert not left.exists() and "leaving" not in sys.modules and sorted(Path().rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["train --dry-run", "data inspect", "data verify"])
-def test_with_own_code_it_is_imported(left, name) -> None:
+def test_with_trust_code_it_is_imported(left, name) -> None:
     with pytest.raises(RecipeError, match=r"leaving has no (Net|Data)"):
-        verb(*VERBS[name], "--own-code")
+        verb(*VERBS[name], "--trust-code")
     assert left.exists()
 
 
@@ -142,19 +142,19 @@ def test_a_frozen_recipe_carries_the_consent_of_the_command_line_into_its_job(le
     options = ("--engine", "slurm", "--dry-run")
     for words in (
         ("train", "digits", "model.name=leaving:Net", *options),
-        ("train", "r.yaml", *options, "--own-code"),
-        ("train", "r.yaml", *options, "--", "--own-code"),
-        ("tune", "r.yaml", *options, "--own-code"),
-        ("scale", "r.yaml", "--array", *options, "--own-code", "--", "--ranks", "1"),
-        ("ladder", "l.yaml", *options, "--own-code"),
-        ("ladder", "l.yaml", "--array", *options, "--own-code"),
-        ("eval", "run", *options, "--own-code"),
+        ("train", "r.yaml", *options, "--trust-code"),
+        ("train", "r.yaml", *options, "--", "--trust-code"),
+        ("tune", "r.yaml", *options, "--trust-code"),
+        ("scale", "r.yaml", "--array", *options, "--trust-code", "--", "--ranks", "1"),
+        ("ladder", "l.yaml", *options, "--trust-code"),
+        ("ladder", "l.yaml", "--array", *options, "--trust-code"),
+        ("eval", "run", *options, "--trust-code"),
     ):
         assert verb("submit", *words) == 0
         scripts = capsys.readouterr().out.split("#!/bin/bash")[1:]
-        assert scripts and all(script.count(" --own-code") == 1 for script in scripts), words
+        assert scripts and all(script.count(" --trust-code") == 1 for script in scripts), words
     assert verb("submit", "digits", *options) == 0
-    assert "--own-code" not in capsys.readouterr().out
+    assert "--trust-code" not in capsys.readouterr().out
     assert not left.exists()
 
 
@@ -162,7 +162,7 @@ def test_the_resume_hint_has_the_flag_if_the_run_names_code(left) -> None:
     result = RunDir(Path("run")).read_result().model_copy(update={"status": "preempted"})
     named = result.model_copy(update={"provenance": {"own_parts": {"leaving:Net": {}}}})
     texts = [run_status(RunData(Path("a b"), result=each))[0] for each in (named, result)]
-    assert texts[0].endswith("resume with paceline train 'a b' --resume --own-code")
+    assert texts[0].endswith("resume with paceline train 'a b' --resume --trust-code")
     assert texts[1].endswith("resume with paceline train 'a b' --resume")
 
 
