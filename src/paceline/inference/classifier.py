@@ -138,10 +138,10 @@ def load_classifier(
     is cpu, cuda, or auto for a GPU if there is one. A number format that the CPU lacks becomes float32. On a GPU, set
     torch to the run's numerics (TF32 or not). Torch's random state does not change.
 
-    A plugin model, which the run names by import path, is imported only with `trust_code`: set it if you trust the
-    code and the run. Other plugins of the run are never imported. Raise `RecipeError` for a plugin model without
-    `trust_code`, for a folder that is not a run and for an unknown device, and `CheckpointError` if there is no complete
-    checkpoint.
+    A plugin model, which the run names by import path, is imported only with `trust_code`: set it if you trust the code
+    and the run. Other plugins of the run are never imported. Raise `RecipeError` for a plugin model without
+    `trust_code`, for a folder that is not a run and for an unknown device, and `CheckpointError` if there is no
+    complete checkpoint.
     """
     rundir = RunDir.existing(run)
     loaded = load(str(rundir.path))
