@@ -162,7 +162,7 @@ class EvalOptions:
     ] = None
     calibrate: Annotated[
         bool,
-        _flag("--calibrate", help="Fit a temperature to the images, which predict and export then divide logits by."),
+        _flag("--calibrate", help="Fit a temperature to these images; predict and export then divide logits by it."),
     ] = False
     out: Annotated[
         Path | None,
@@ -188,7 +188,7 @@ class PredictOptions:
             min=1,
             metavar="N",
             help="Number of top classes to print per image.",
-            show_default="5, or with several labels per image all above the threshold",
+            show_default="5; for several labels per image, all above the threshold of the run",
         ),
     ] = None
     checkpoint: Checkpoint = "last"
@@ -249,7 +249,7 @@ class ModelsOptions:
         _argument(
             metavar="PATTERN",
             help="Model name, part of one, or a pattern such as 'timm:vit_*'. Append .TAG to select published weights. "
-            "[if omitted: the number of models per library]",
+            "[default: show the number of models per library]",
         ),
     ] = None
     download: Annotated[
@@ -486,10 +486,13 @@ class LadderOptions:
         int | None, typer.Option(min=1, metavar="N", help="Steps to measure per run.", show_default="the ladder's")
     ] = None
     repeats: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Pairs of runs per rung.", show_default="the ladder's")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Pairs of runs, with and without, per setting.", show_default="the ladder's"
+        ),
     ] = None
     list_only: Annotated[
-        bool, _flag("--list", help="List the ladders, or the rungs of one, without running anything.")
+        bool, _flag("--list", help="List the ladders, or the settings of one, without running anything.")
     ] = False
     task: Task = None
     trust_code: TrustCode = False
@@ -706,7 +709,8 @@ class TuneOptions:
         ),
     ] = 3
     vary: Annotated[
-        list[str], _option(metavar="KEY=V,V", help="Search only these values of a field; can be repeated.")
+        list[str],
+        _option(metavar="KEY=V,V", help="Search only the fields named like this, over these values; can be repeated."),
     ] = field(default_factory=list)
     allow_batch: Annotated[
         bool, _flag("--allow-batch", help="Also try other batch sizes, and scale the learning rate with them.")
@@ -723,7 +727,7 @@ class CompareOptions:
 
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories; runs that differ only in their seed form one group."),
+        typer.Argument(metavar="RUN...", help="Run directories; runs that differ only by seed are grouped."),
     ]
     target: Annotated[
         float | None,
@@ -746,7 +750,7 @@ class CompareOptions:
         _option(
             metavar="[METRIC=]VALUE",
             help="Exit with code 1 if METRIC is below VALUE in any group after the first. METRIC: speedup (default), "
-            "images_per_s, the accuracy chosen with --metric, or gap (that accuracy minus the first group's).",
+            "images_per_s, the name given to --metric (such as top1), or gap (that metric minus the first group's).",
         ),
     ] = field(default_factory=list)
     out: Annotated[
