@@ -190,7 +190,7 @@ def train(options: TrainOptions) -> int:
 
 @_verb("paceline eval runs/digits-20261121-101500 data.eval_batch_size=512", name="eval", panel=_TRAIN)
 def evaluate(options: EvalOptions) -> int:
-    """Evaluate a run's weights on every image of the validation split, once each."""
+    """Evaluate a run's weights on its validation images, or on another dataset, each image once."""
     from paceline.cli.evaluate import evaluate as work
 
     return work(options)

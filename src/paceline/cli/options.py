@@ -67,7 +67,9 @@ Source = Annotated[
 Ranks = Annotated[
     str,
     typer.Option(
-        metavar="N|auto", help="Ranks (processes) to start on this machine; auto: one per GPU, or 1 without GPUs."
+        metavar="N|auto",
+        help="Ranks (processes) to start on this machine; auto: one per GPU, or 1 without GPUs. srun and torchrun "
+        "start the ranks themselves.",
     ),
 ]
 Oversubscribe = Annotated[
@@ -162,7 +164,10 @@ class EvalOptions:
     ] = None
     calibrate: Annotated[
         bool,
-        _flag("--calibrate", help="Fit a temperature to these images; predict and export then divide logits by it."),
+        _flag(
+            "--calibrate",
+            help="Fit a temperature to the evaluated images; predict and export then divide logits by it.",
+        ),
     ] = False
     out: Annotated[
         Path | None,
@@ -188,7 +193,7 @@ class PredictOptions:
             min=1,
             metavar="N",
             help="Number of top classes to print per image.",
-            show_default="5; for several labels per image, all above the threshold of the run",
+            show_default="5; of a multi-label model, all classes above the threshold",
         ),
     ] = None
     checkpoint: Checkpoint = "last"
@@ -418,7 +423,8 @@ class DoctorOptions:
     mtbf: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION", help="Mean time between failures, such as 8h: advise how often to save checkpoints."
+            metavar="DURATION",
+            help="Recommend how often to save checkpoints for this mean time between failures, such as 8h.",
         ),
     ] = None
     ranks: Annotated[
@@ -488,7 +494,10 @@ class LadderOptions:
     repeats: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Pairs of runs, with and without, per setting.", show_default="the ladder's"
+            min=1,
+            metavar="N",
+            help="Pairs of runs per setting, one with it and one without.",
+            show_default="the ladder's",
         ),
     ] = None
     list_only: Annotated[
@@ -639,7 +648,7 @@ class PredictScalingOptions:
         float | None,
         typer.Option(
             metavar="N",
-            help="Images to train on in the full run, over all epochs.",
+            help="Images that the full run processes: dataset size times epochs.",
             show_default="one epoch of RUN; with --points, the table's largest",
         ),
     ] = None
@@ -710,7 +719,7 @@ class TuneOptions:
     ] = 3
     vary: Annotated[
         list[str],
-        _option(metavar="KEY=V,V", help="Search only the fields named like this, over these values; can be repeated."),
+        _option(metavar="KEY=V,V", help="Search only field KEY, over these values; can be repeated for more fields."),
     ] = field(default_factory=list)
     allow_batch: Annotated[
         bool, _flag("--allow-batch", help="Also try other batch sizes, and scale the learning rate with them.")
