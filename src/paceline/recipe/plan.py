@@ -10,22 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import Duration, count
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.augment import (
-    Affine,
-    ColorJitter,
-    CutMix,
-    Cutout,
-    Flip,
-    Grayscale,
-    MixUp,
-    OwnAugment,
-    PadCrop,
-    RandomErasing,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-    VerticalFlip,
-)
+from paceline.recipe.schema.augment import AnyPixels, ColorJitter, CutMix, Cutout, Grayscale, MixUp, OwnAugment, PadCrop
 from paceline.recipe.schema.base import Auto, Off
 from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
@@ -43,21 +28,6 @@ _MAX_DROPPED_SHARE = 1 / _MIN_STEPS_PER_EPOCH
 # Images per rank and step below which BatchNorm statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure 1)
 # and GPUs are rarely busy.
 _FEW_IMAGES = 32
-# Augmentations that move, fill or mix pixels, of any type and number of channels; the others need 8-bit gray or RGB.
-_ANY_PIXELS = (
-    Affine,
-    CutMix,
-    Cutout,
-    Flip,
-    MixUp,
-    OwnAugment,
-    PadCrop,
-    RandomErasing,
-    RandomResizedCrop,
-    Resize,
-    Rotate,
-    VerticalFlip,
-)
 
 
 @dataclass(frozen=True)
@@ -499,7 +469,7 @@ def check_effects(recipe: Recipe, info: "DatasetInfo", smallest: int) -> None:
     images = f"training images of {smallest}x{smallest}"
     for position, section in enumerate(data.augment):
         path = f"data.augment[{position}]"
-        if not (info.pixel_format.is_photo or isinstance(section, _ANY_PIXELS)):
+        if not (info.pixel_format.is_photo or isinstance(section, AnyPixels | OwnAugment)):
             raise RecipeError(
                 f"{path}: {section.name} takes 8-bit gray or RGB images, and the data has "
                 f"{info.pixel_format} (leave it out)"

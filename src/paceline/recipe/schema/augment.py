@@ -27,7 +27,11 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Shares = Annotated[tuple[Share, Share], AfterValidator(_check_ascending)]
 
 
-class PadCrop(Section):
+class AnyPixels(Section):
+    """Base of augmentations that move, fill or mix pixels of any type and number of channels."""
+
+
+class PadCrop(AnyPixels):
     """Pad every side, then crop the original size at a random position."""
 
     name: Literal["pad_crop"] = "pad_crop"
@@ -37,7 +41,7 @@ class PadCrop(Section):
     """Content of the padding."""
 
 
-class Flip(Section):
+class Flip(AnyPixels):
     """Mirror left to right."""
 
     name: Literal["flip"] = "flip"
@@ -54,7 +58,7 @@ class Flip(Section):
         return self
 
 
-class Rotate(Section):
+class Rotate(AnyPixels):
     """Rotate by an angle drawn uniformly from [-degrees, degrees]."""
 
     name: Literal["rotate"] = "rotate"
@@ -64,7 +68,7 @@ class Rotate(Section):
     """Interpolation between pixels."""
 
 
-class Affine(Section):
+class Affine(AnyPixels):
     """Shear along x and zoom, about the center."""
 
     name: Literal["affine"] = "affine"
@@ -106,7 +110,7 @@ class ColorJitter(Section):
         return self
 
 
-class RandomResizedCrop(Section):
+class RandomResizedCrop(AnyPixels):
     """Crop a random area and aspect ratio, and resize it to `data.image_size`."""
 
     name: Literal["random_resized_crop"] = "random_resized_crop"
@@ -116,7 +120,7 @@ class RandomResizedCrop(Section):
     """Smallest and largest width : height."""
 
 
-class Resize(Section):
+class Resize(AnyPixels):
     """Resize the whole image to `data.image_size`, ignoring its aspect ratio."""
 
     name: Literal["resize"] = "resize"
@@ -181,7 +185,7 @@ class ThreeAugment(Section):
     name: Literal["three_augment"] = "three_augment"
 
 
-class VerticalFlip(Section):
+class VerticalFlip(AnyPixels):
     """Mirror top to bottom."""
 
     name: Literal["vertical_flip"] = "vertical_flip"
@@ -223,7 +227,7 @@ class TrivialAugment(Section):
     name: Literal["trivial_augment"] = "trivial_augment"
 
 
-class RandomErasing(Section):
+class RandomErasing(AnyPixels):
     """Blank a random rectangle (Zhong et al. 2020, arXiv 1708.04896)."""
 
     name: Literal["random_erasing"] = "random_erasing"
@@ -244,7 +248,7 @@ class RandomErasing(Section):
         return self
 
 
-class Cutout(Section):
+class Cutout(AnyPixels):
     """Blank a square at a random position, which may be partly outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
 
     name: Literal["cutout"] = "cutout"
@@ -252,7 +256,7 @@ class Cutout(Section):
     """Height and width in pixels."""
 
 
-class _Mixing(Section):
+class _Mixing(AnyPixels):
     """Fields of mixup and cutmix."""
 
     p: float = Field(1.0, gt=0, le=1)
