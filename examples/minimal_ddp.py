@@ -60,7 +60,6 @@ def main() -> None:
     test = TensorDataset(images[-NUM_TEST + rank :: world_size], labels[-NUM_TEST + rank :: world_size])
     sampler = DistributedSampler(train, seed=0, drop_last=True)  # different images on each rank
     loader, test_loader = DataLoader(train, RANK_BATCH, sampler=sampler, drop_last=True), DataLoader(test, RANK_BATCH)
-
     torch.manual_seed(0)
     model = DistributedDataParallel(Net().to(device))  # starts from the weights of rank 0 on every rank
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
@@ -73,6 +72,7 @@ def main() -> None:
             print(f"epoch {epoch + 1}/{EPOCHS}: {seconds:.2f} s, test accuracy {accuracy:.1%}", flush=True)
     if rank == 0:
         torch.save(model.module.state_dict(), "minimal_ddp.pt")
+    dist.barrier()  # wait for rank 0; a process that exits while gloo still frees a tensor can abort
     dist.destroy_process_group()
 
 
