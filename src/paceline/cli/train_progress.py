@@ -10,56 +10,19 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
 
 from paceline.core.metric import describe_metrics
-from paceline.core.results import ClassTable, EvalResult
+from paceline.core.results import ClassTable, EstimateResult, EvalResult
 from paceline.core.stages import DATA_WAIT, EXPOSED
-from paceline.core.units import accuracy, count, duration, per_second, seconds
+from paceline.core.units import accuracy, count, duration, per_second, seconds, size
 from paceline.data.files import printable_lines
+from paceline.measure.time_estimate import PlannedWork, RunEstimator
 from paceline.recipe.plan import Plan
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
 
 GetPosition = Callable[[], tuple[int, str]]
 """Return the number of completed steps and the current stage."""
+_UNEVEN: Final = 1.5
+"""Ratio of the largest to the smallest class from which both are printed."""
 _STAGE_TEXT: Final = {"evaluate": "evaluating", "checkpoint": "saving"}
-
-
-class TimeEstimate:
-    """Estimate step time and remaining time, evaluations and checkpoints included."""
-
-    def __init__(self, plan: Plan, start: int, now: Callable[[], float]) -> None:
-        self._plan = plan
-        self._start = start
-        self._now = now
-        self._first: tuple[int, float] | None = None
-        self._last: tuple[int, float] = (start, now())
-
-    @property
-    def step(self) -> int:
-        """Number of completed steps."""
-        return self._last[0]
-
-    def update(self, step: int) -> None:
-        """Record that `step` steps are complete."""
-        if step <= self._last[0]:
-            return
-        self._last = (step, self._now())
-        # The first step only starts the clock: it compiles, fills caches and waits for the first batch.
-        self._first = self._first or self._last
-
-    @property
-    def step_s(self) -> float | None:
-        """Seconds per step; None before the second step."""
-        if self._first is None or self._last[0] == self._first[0]:
-            return None
-        return (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the last step; None before the second step."""
-        if self.step_s is None:
-            return None
-        # Count down within a step, but not below the end of it.
-        since_s = self._now() - self._last[1]
-        return max(0.0, self.step_s * (self._plan.total_steps - self._last[0]) - min(since_s, self.step_s))
 
 
 class TrainProgress(LogSink):
@@ -70,15 +33,30 @@ class TrainProgress(LogSink):
         self._now = now
         self._record: StepRecord | None = None
         self._plan: Plan | None = None
-        self._pace: TimeEstimate | None = None
+        self._own_pace: RunEstimator | None = None
         self.before_start: Callable[[], None] = lambda: None
+        self.get_estimator: Callable[[], RunEstimator | None] = lambda: None
+
+    @property
+    def _pace(self) -> RunEstimator | None:
+        """The run's estimator; one of its own, which counts no pauses, before the run has one."""
+        return self.get_estimator() or self._own_pace
+
+    def _update(self, step: int) -> None:
+        # The run itself updates its estimator.
+        if self._own_pace is not None:
+            self._own_pace.update(step)
 
     def started(self, plan: Plan, step: int) -> None:
         """Print what the run will do."""
         self.before_start()
         self._plan = plan
-        self._pace = TimeEstimate(plan, step, self._now)
+        self._own_pace = RunEstimator(PlannedWork.from_plan(plan), step, self._now)
         self.print_line(run_summary(plan, step))
+
+    def estimated(self, estimate: EstimateResult) -> None:
+        """Print the time that the run will take, and the memory it needs."""
+        self.print_line(describe_estimate(estimate))
 
     def evaluated(self, record: EvalRecord) -> None:
         """Print the result of an evaluation."""
@@ -131,7 +109,7 @@ class PlainProgress(TrainProgress):
         """Print progress if a line is due after `step` steps."""
         assert self._plan is not None and self._pace is not None
         with self._lock:
-            self._pace.update(step)
+            self._update(step)
             left_s, is_first = self._pace.left_s, self._reported_step < 0
             is_due = self._now() - self._reported_s >= self._INTERVAL_S and step > self._reported_step
             if left_s is None or not (is_due or (is_first and left_s > self._LONG_RUN_S)):
@@ -184,9 +162,8 @@ class LiveProgress(TrainProgress):
 
     def step(self, record: StepRecord) -> None:
         """Record loss and speed."""
-        assert self._pace is not None
         self._record = record
-        self._pace.update(record.step)
+        self._update(record.step)
 
     def warned(self, message: str) -> None:
         """Print a warning above the bar."""
@@ -207,7 +184,7 @@ class LiveProgress(TrainProgress):
         stage = ""
         if self._get_position is not None:
             step, stage = self._get_position()
-            self._pace.update(step)
+            self._update(step)
         step, plan = self._pace.step, self._plan
         epoch = _epoch_text(max(0, step - 1), plan)
         room = self._console.width - len(f"epoch {epoch}  100%   ") - self._BAR
@@ -244,19 +221,24 @@ class _Bar(Progress):
 
 
 def build_train_progress(
-    out: TextIO, where: GetPosition | None = None, *, before_start: Callable[[], None] = lambda: None
+    out: TextIO,
+    where: GetPosition | None = None,
+    *,
+    before_start: Callable[[], None] = lambda: None,
+    get_estimator: Callable[[], RunEstimator | None] = lambda: None,
 ) -> LogSink:
     """Return a live bar for a terminal, else plain lines; `where` returns the position of the run.
 
-    `before_start` is called before the plan is printed.
+    `before_start` is called before the plan is printed. `get_estimator` returns the estimator of the run's time once
+    the run has one.
     """
     console = Console(file=out, markup=False, emoji=False, highlight=False)
     progress = LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
-    progress.before_start = before_start
+    progress.before_start, progress.get_estimator = before_start, get_estimator
     return progress
 
 
-def _status_items(plan: Plan, pace: TimeEstimate, record: StepRecord | None) -> list[tuple[str, str]]:
+def _status_items(plan: Plan, pace: RunEstimator, record: StepRecord | None) -> list[tuple[str, str]]:
     facts = []
     if record is not None:
         facts += [("loss", f"loss {record.loss:.4f}"), ("lr", f"lr {record.lr:.4g}")]
@@ -273,15 +255,30 @@ def _status_items(plan: Plan, pace: TimeEstimate, record: StepRecord | None) -> 
 
 
 def run_summary(plan: Plan, step: int) -> str:
-    """Return a line about the run, one about its learning rate, and one per note."""
+    """Return lines about the data, the length of the run and its learning rate, and one per note."""
+    work, (fewest, most) = PlannedWork.from_plan(plan), plan.class_images
     start = f"from step {step:,}: " if step else ""
     epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
-    what = (
-        f"{start}{plan.train_images:,} images, {plan.num_classes} classes, {plan.image_size} px; "
-        f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs}) on "
-        f"{count(plan.world_size, 'rank')}"
-    )
-    return "\n".join([what, f"learning rate {plan.lr_sentence}", *(f"note: {note}" for note in plan.notes)])
+    each = f" of {fewest:,} to {most:,} images" if most > _UNEVEN * fewest else ""
+    data = f"{start}{plan.train_images:,} images, {plan.num_classes} classes{each}, {plan.image_size} px"
+    saves = count(work.checkpoints(), "checkpoint")
+    if plan.checkpoint_every_s:
+        saves = f"a checkpoint every {duration(plan.checkpoint_every_s)}"
+    length = [
+        f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs}) on {count(plan.world_size, 'rank')}",
+        *([count(work.evaluations(), "evaluation")] if plan.eval_every else []),
+        *([saves + (f" (up to {size(plan.disk_bytes)} on disk)" if plan.disk_bytes else "")] if work.saves else []),
+    ]
+    lines = [data, ", ".join(length), f"learning rate {plan.lr_sentence}"]
+    return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def describe_estimate(estimate: EstimateResult) -> str:
+    """Return `about 12 min 05 s (11 min 10 s to 13 min 40 s) from here; peak memory 3.1 of 15.7 GB`."""
+    forecast = estimate.forecast
+    left, low, high = map(duration, (forecast.predicted_s, forecast.low_s, forecast.high_s))
+    memory = f"{size(estimate.memory_bytes)} of {size(estimate.memory_total_bytes)}"
+    return f"about {left} ({low} to {high}) from here; peak memory {memory}"
 
 
 def _epoch_text(step: int, plan: Plan) -> str:

@@ -556,6 +556,51 @@ class GoodputResult(ResultModel):
     starts: int
 
 
+class TimeForecast(ResultModel):
+    """Predicted seconds from a step to the result of a run, with a 95 % interval, and what they consist of.
+
+    `steps` of `step_s` seconds each, `evaluations` of `eval_s` and `checkpoints` of `checkpoint_s`, and the end.
+    """
+
+    predicted_s: float
+    low_s: float
+    high_s: float
+    steps: int
+    step_s: float
+    evaluations: int
+    eval_s: float
+    checkpoints: int
+    checkpoint_s: float
+
+
+class EstimateResult(ResultModel):
+    """The time that a run predicted after `step` steps and `made_s` seconds of training.
+
+    `memory_bytes` is the peak memory of the ranks of rank 0's node with their loader workers, of `memory_total_bytes`
+    that they may use; of the GPU of rank 0 if it has one. `actual_s` is the time that the rest of the run took, and
+    `error` is `forecast.predicted_s` over it, minus 1.
+    """
+
+    step: int
+    made_s: float
+    forecast: TimeForecast
+    memory_bytes: int
+    memory_total_bytes: int
+    actual_s: float | None = None
+    error: float | None = None
+
+    @property
+    def is_within(self) -> bool | None:
+        """Whether the time that the run took is in the interval; None before the end."""
+        return None if self.actual_s is None else self.forecast.low_s <= self.actual_s <= self.forecast.high_s
+
+    def ended(self, trained_s: float) -> Self:
+        """Return the estimate of a run that was complete after `trained_s` seconds of training."""
+        actual_s = trained_s - self.made_s
+        error = self.forecast.predicted_s / actual_s - 1 if actual_s > 0 else None
+        return self.model_copy(update={"actual_s": actual_s, "error": error})
+
+
 class RunResult(ResultModel):
     """The result of a run.
 
@@ -568,8 +613,11 @@ class RunResult(ResultModel):
     likewise and on one rank, for which `ranks` is empty. `cpu` is None if the kernel does not report how long threads
     wait. `health` has the findings, the worst first (None on other ranks). `verdict` has `bottleneck`, `evidence`,
     `ceiling` and `try`. `provenance` records hardware, versions and how the run was started; in a batch job also
-    `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set by `paceline.train`. Other fields
-    are None in results from before they were recorded.
+    `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `estimate` is the time that the run predicted for
+    itself, compared with the truth; None for a run that was too short, resumed or ended before its last step, whose
+    planned rest was never run. `forecast` is the time of the whole training as known at the end of a run that
+    `train.max_time` ended. `run_dir` is set by `paceline.train`. Other fields are None in results from before they were
+    recorded.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -594,6 +642,8 @@ class RunResult(ResultModel):
     is_monitor_minimized: bool | None = None
     throughput: ThroughputResult
     time: TimeResult
+    estimate: EstimateResult | None = None
+    forecast: TimeForecast | None = None
     goodput: GoodputResult | None = None
     checkpoints: CheckpointResult | None = None
     stages: dict[str, StageResult]

@@ -38,7 +38,9 @@ class Plan:
     pass. `dropped_images` are left out at the end of each epoch, different ones every time. Images are squares of
     `image_size` and, in evaluation, `eval_image_size` pixels; `train_sizes` holds (first step, size in pixels), in
     order. `eval_every`, `checkpoint_every`, `checkpoint_keep_every`, `check_replicas_every` and `log_every` are in
-    steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are warnings.
+    steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are warnings. Known when the run starts, else 0,
+    are `class_images`, the images of the smallest and the largest class, and `disk_bytes` of the most checkpoints that
+    are kept at once.
     """
 
     world_size: int
@@ -65,6 +67,8 @@ class Plan:
     peak_lr: float
     lr_sentence: str
     notes: tuple[str, ...] = ()
+    class_images: tuple[int, int] = (0, 0)
+    disk_bytes: int = 0
 
     @classmethod
     def derive(

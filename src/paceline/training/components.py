@@ -50,7 +50,6 @@ from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedB
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.outputs import RunOutputs, checkpoint_storage
-from paceline.training.pause_log import build_pause_log, no_log
 from paceline.training.precision import Precision
 from paceline.training.preemption import Deadline, build_deadline
 from paceline.training.process import RunProcess
@@ -273,7 +272,7 @@ def build_trainer(
         guard=update.guard,
         schedule=schedule,
         loader=meter.loader,
-        log_pause=build_pause_log(process.rundir.pauses) if world.is_main else no_log,
+        log_pause=outputs.log_pause,
         record_inputs=_build_input_recorder(context, process, precision),
         evaluate_model=context.create_evaluator(
             precision,

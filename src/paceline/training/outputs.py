@@ -1,11 +1,12 @@
 """Open the outputs of a run: log sinks, checkpoints, goodput, telemetry. Find the checkpoint to resume from."""
 
+import math
 import os
 import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from paceline.data.sources.fingerprint import digest_datasets
 from paceline.measure.clock import ClockSummary
 from paceline.measure.telemetry import NodeTelemetry, build_telemetry
 from paceline.measure.throughput import RunTimer, steady_unix_s
+from paceline.measure.time_estimate import PlannedWork
 from paceline.parallel.strategy import Strategy
+from paceline.recipe.plan import Plan
 from paceline.recipe.plugins import code_identity
 from paceline.recipe.schema.optim import Adam, Lamb, OptimSection, Sgd
 from paceline.recipe.schema.recipe import Checkpoint
@@ -36,6 +39,7 @@ from paceline.training.goodput import GoodputTracker, TimeSpent, build_goodput_t
 from paceline.training.logging.base import SinkGroup, drop_records_after
 from paceline.training.logging.build import build_sinks
 from paceline.training.lr_schedule import sample_lr_points
+from paceline.training.pause_log import LogPause, build_pause_log, no_log
 from paceline.training.process import RunProcess
 from paceline.training.resume import check_dataset, describe_missing_checkpoint, initialize_rundir, read_recipe_origin
 from paceline.training.saver import TrainingState
@@ -70,7 +74,7 @@ def start_telemetry(
 class RunOutputs:
     """Outputs of a run, which ranks other than 0 discard; `provenance` records plugins and initial weights.
 
-    `on_step` is called after each step, before `TrainState.step` counts it.
+    `on_step` is called after each step, before `TrainState.step` counts it. A checkpoint has about `checkpoint_bytes`.
     """
 
     sinks: SinkGroup
@@ -80,6 +84,8 @@ class RunOutputs:
     log_bad_image: Callable[[dict[str, str | int]], None]
     provenance: Mapping[str, Any]
     on_step: Callable[[TrainState], None] = lambda state: None
+    log_pause: LogPause = no_log
+    checkpoint_bytes: int = 0
 
     def time_spent(self, summary: ClockSummary) -> TimeSpent:
         """Return the time to store in the saved state; zero on ranks other than 0, as rank 0 saves its own."""
@@ -101,7 +107,8 @@ def build_run_outputs(
     checkpoint_values: dict[str, Any] = {"recipe_hash": recipe.hash, "world_size": context.world.world_size, **origin}
     if not context.world.is_main:
         return RunOutputs(SinkGroup(()), None, checkpoint_values, None, lambda row: None, origin)
-    check_disk(rundir, section, estimate_checkpoint_bytes(training_state, recipe.optim), process.warn)
+    checkpoint_bytes = estimate_checkpoint_bytes(training_state, recipe.optim)
+    check_disk(rundir, section, checkpoint_bytes, process.warn)
     goodput = build_goodput_tracker(
         rundir,
         context.world.world_size,
@@ -119,12 +126,17 @@ def build_run_outputs(
     invocation = process.invocation
     named = {"recipe_name": invocation.recipe_name, "changes": [*invocation.changes]}
     origin_of_recipe = read_recipe_origin(rundir) or named
-    initialize_rundir(rundir, recipe, {**origin_of_recipe, **context.plan.to_dict(), "lr_schedule": lr_schedule})
+    trained = TrainedDataset.from_source(context.datasets.train, is_multi_label=context.is_multi_label)
+    plan = replace(
+        context.plan,
+        class_images=(min(trained.class_counts), max(trained.class_counts)) if trained.class_counts else (0, 0),
+        disk_bytes=num_kept(section, context.plan) * checkpoint_bytes,
+    )
+    initialize_rundir(rundir, recipe, {**origin_of_recipe, **plan.to_dict(), "lr_schedule": lr_schedule})
     for path in rundir.all_samples():  # including ranks of an earlier, larger world
         drop_records_after(path, state.step - 1)
         if path.stat().st_size == 0:
             path.unlink()
-    trained = TrainedDataset.from_source(context.datasets.train, is_multi_label=context.is_multi_label)
     rundir.write_json(rundir.dataset.name, trained.to_dict())
     rundir.write_json("machine.json", machine)
     callbacks = build_callbacks(recipe, context.plan, training_state.schedule, rundir.path, state.step)
@@ -140,8 +152,18 @@ def build_run_outputs(
         saved_step=state.step or -1,
     )
     checkpoint_values = {**checkpoint_values, "dataset": digest_datasets(context.datasets)}
-    sinks.started(context.plan, state.step)  # last: from here on the caller closes the sinks
-    return RunOutputs(sinks, writer, checkpoint_values, goodput, rundir.add_bad_image, origin, callbacks.step_ended)
+    sinks.started(plan, state.step)  # last: from here on the caller closes the sinks
+    return RunOutputs(
+        sinks,
+        writer,
+        checkpoint_values,
+        goodput,
+        rundir.add_bad_image,
+        origin,
+        callbacks.step_ended,
+        build_pause_log(rundir.pauses),
+        checkpoint_bytes,
+    )
 
 
 def checkpoint_storage(context: RunContext, rundir: RunDir) -> CheckpointStorage:
@@ -182,6 +204,15 @@ def estimate_checkpoint_bytes(training_state: TrainingState, section: OptimSecti
     num_bytes += powersgd.num_bytes(training_state.model) if powersgd else 0
     # Before the first step an optimizer has no state.
     return num_bytes + (moments or _moments_per_weight(section) * sum(weight.nbytes for weight in weights))
+
+
+def num_kept(section: Checkpoint, plan: Plan) -> int:
+    """Return the most checkpoints that the run of `plan` has on disk at once: those kept, the best, and a new one."""
+    if section.every == "off":
+        return 0
+    written = PlannedWork.from_plan(plan).checkpoints() if plan.checkpoint_every else math.inf
+    permanent = plan.total_steps // plan.checkpoint_keep_every if plan.checkpoint_keep_every else 0
+    return int(min(written, section.keep + (section.keep_best == "on") + 1 + permanent))
 
 
 def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Callable[[str], None]) -> None:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.interrupts import Interrupts
+from paceline.core.results import EstimateResult
 from paceline.core.run_dir import RunDir
 from paceline.core.world import NO_JOB, BatchJob
+from paceline.measure.time_estimate import RunEstimator
 from paceline.measure.timer import now_s
 from paceline.parallel.heartbeat import ReadProgress, progress_at_start
 from paceline.parallel.process_group import RankStore
@@ -19,12 +21,13 @@ from paceline.training.preemption import Deadline
 class ProgressReporter:
     """Report the step and stage of this rank, and a counter within a stage, to any thread.
 
-    `doing` says what the start of the run does.
+    `doing` says what the start of the run does. `estimator` is that of the run's time, from its first step on rank 0.
     """
 
     read_progress: ReadProgress = progress_at_start
     batches: int = 0
     doing: str = "connecting the ranks"
+    estimator: RunEstimator | None = None
 
     def on_wait(self) -> None:
         """Count as progress that this rank waits for another, or has computed a part."""
@@ -83,6 +86,11 @@ class RunProcess:
         """Send a warning to the listeners, which only rank 0 has."""
         for listener in self.invocation.listeners:
             listener.warned(message)
+
+    def report_estimate(self, estimate: EstimateResult) -> None:
+        """Send the estimate of the run's time to the listeners."""
+        for listener in self.invocation.listeners:
+            listener.estimated(estimate)
 
     def should_stop_evaluation(self) -> bool:
         """Count a batch of an evaluation as progress, and return whether to abort the evaluation."""

@@ -38,6 +38,7 @@ from paceline.training.context import RunContext
 from paceline.training.goodput import GoodputTracker
 from paceline.training.measurements import Measurements
 from paceline.training.precision import Precision
+from paceline.training.run_timing import RunTiming
 from paceline.training.scores import build_monitor
 from paceline.training.state import TrainState
 
@@ -141,6 +142,7 @@ def build_result(
     weights: FinalWeights,
     measured: Measurements,
     timer: RunTimer,
+    timing: RunTiming | None,
     *,
     status: Status,
     startup: StartupTimes,
@@ -179,6 +181,8 @@ def build_result(
         is_monitor_minimized=monitor.is_minimized,
         throughput=ThroughputResult(**asdict(rates)),
         time=times,
+        estimate=timing.estimate(status) if timing else None,
+        forecast=timing.forecast(status) if timing else None,
         goodput=goodput.goodput(timer.elapsed_s, summary, startup.finish_s) if goodput else None,
         checkpoints=checkpoints,
         stages={name: StageResult(**asdict(summary.stages[name])) for name in STAGES if name in summary.stages},

@@ -45,6 +45,7 @@ from paceline.training.resume import (
     read_final_result,
     was_started_by,
 )
+from paceline.training.run_timing import add_timing
 
 _NO_CHECKPOINTS: Final = CheckpointResult(saved=0, failed=0, stall_s=0.0, write_s=0.0, bytes=0)
 
@@ -115,6 +116,10 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
         process.store.broadcast("opened", "yes")  # the other ranks write into the folder that rank 0 created
         process = replace(process, deadline=build_run_deadline(context, process, outputs))
         timer = RunTimer(state.trained_s, train_before_s=state.train_s)
+        outputs, timing = add_timing(
+            context, process, outputs, timer, state, is_averaged=training_state.average is not None
+        )
+        process.progress.estimator = timing.estimator if timing else None
         with (
             contextlib.closing(outputs.writer) if outputs.writer else contextlib.nullcontext(),
             contextlib.closing(build_consensus(world, NUM_FLAGS, process.store.timeout)) as consensus,
@@ -144,6 +149,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
             weights,
             measured,
             timer,
+            timing,
             status=status,
             startup=StartupTimes(
                 timer.started_s - process.invocation.started_s, prepared.compile_s, finish_timer.total_s

@@ -1,0 +1,157 @@
+"""Estimate the time of a run while it trains, report it once, and compare it with the truth at the end. Rank 0 only."""
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from paceline.core.host import find_limits
+from paceline.core.process import descendants, read_text_or_empty
+from paceline.core.results import EstimateResult, Status, TimeForecast
+from paceline.core.world import World
+from paceline.measure.throughput import RunTimer
+from paceline.measure.time_estimate import PlannedWork, RunEstimator
+from paceline.recipe.schema.train import Train
+from paceline.training.context import RunContext
+from paceline.training.outputs import RunOutputs
+from paceline.training.process import RunProcess
+from paceline.training.state import TrainState
+
+REPORT_AFTER_S: Final = 20.0
+"""Seconds of training after which a run reports its estimate."""
+_MIN_SHARE: Final = 0.2
+"""Share of the steps after which a shorter run does."""
+_SHARE_OF_LIMIT: Final = 0.3
+"""Share of `train.max_time`, start-up included, after which a run with a short one does."""
+
+
+class RunTiming:
+    """Update `estimator` with each step and pause, and pass an estimate to `report` once, `after_s` into training."""
+
+    def __init__(
+        self,
+        estimator: RunEstimator,
+        timer: RunTimer,
+        report: Callable[[EstimateResult], None],
+        measure_memory: Callable[[], tuple[int, int]],
+        after_s: float = REPORT_AFTER_S,
+    ) -> None:
+        self.estimator = estimator
+        self._timer = timer
+        self._report = report
+        self._measure_memory = measure_memory
+        self._after_s = after_s
+        self._start = estimator.step
+        self._estimate: EstimateResult | None = None
+
+    def step_ended(self, state: TrainState) -> None:
+        """Count step `state.step` (from 0), and report the estimate when it is due."""
+        self.estimator.update(state.step + 1)
+        if self._estimate is None and self.estimator.is_ready and self._is_due():
+            self._make_estimate()
+
+    def _is_due(self) -> bool:
+        planned = self.estimator.work.total_steps - self._start
+        is_far = self.estimator.step - self._start >= _MIN_SHARE * planned
+        return is_far or self._timer.process_elapsed_s >= self._after_s
+
+    def _make_estimate(self) -> None:
+        forecast = self.estimator.remaining()
+        assert forecast is not None, "it is ready"
+        used, total = self._measure_memory()
+        self._estimate = EstimateResult(
+            step=self.estimator.step,
+            made_s=self._timer.process_elapsed_s,
+            forecast=forecast,
+            memory_bytes=used,
+            memory_total_bytes=total,
+        )
+        self._report(self._estimate)
+
+    @contextmanager
+    def paused(self, name: str, step: int) -> Iterator[None]:
+        """Return a context for the pause `name` after `step` steps."""
+        with self.estimator.paused(name, step):
+            yield
+
+    def estimate(self, status: Status) -> EstimateResult | None:
+        """Return the estimate compared with the truth, now that the run has ended; see `RunResult.estimate`."""
+        if self._estimate is None or status != "completed" or self._start:
+            return None
+        return self._estimate.ended(self._timer.process_elapsed_s)
+
+    def forecast(self, status: Status) -> TimeForecast | None:
+        """Return the time of the whole training, if a time limit ended it."""
+        return self.estimator.forecast(0) if status == "time_reached" else None
+
+
+def add_timing(
+    context: RunContext,
+    process: RunProcess,
+    outputs: RunOutputs,
+    timer: RunTimer,
+    state: TrainState,
+    *,
+    is_averaged: bool,
+) -> tuple[RunOutputs, RunTiming | None]:
+    """Return the outputs of rank 0 with a `RunTiming` that sees each step and pause; None on other ranks."""
+    if outputs.goodput is None:
+        return outputs, None
+    recipe = context.recipe
+    work = PlannedWork.from_plan(
+        context.plan,
+        eval_passes=2 if is_averaged else 1,
+        evaluates_train=recipe.train.eval_train == "on",
+        checkpoint_bytes=outputs.checkpoint_bytes,
+    )
+    left_s = _time_left(recipe.train, outputs)
+    timing = RunTiming(
+        RunEstimator(work, state.step, limit_s=left_s),
+        timer,
+        process.report_estimate,
+        lambda: measure_memory(context.world, context.device),
+        min(REPORT_AFTER_S, _SHARE_OF_LIMIT * left_s),
+    )
+    log_pause, on_step = outputs.log_pause, outputs.on_step
+
+    @contextmanager
+    def pause(name: str, step: int) -> Iterator[None]:
+        with log_pause(name, step), timing.paused(name, step):
+            yield
+
+    def step_ended(state: TrainState) -> None:
+        timing.step_ended(state)
+        on_step(state)
+
+    return replace(outputs, log_pause=pause, on_step=step_ended), timing
+
+
+def _time_left(section: Train, outputs: RunOutputs) -> float:
+    assert outputs.goodput is not None
+    return (
+        float("inf") if section.max_time == "off" else max(0.0, section.max_time.seconds - outputs.goodput.running_s())
+    )
+
+
+def measure_memory(world: World, device: torch.device) -> tuple[int, int]:
+    """Return the peak memory in bytes, and the memory there is: of this rank's GPU, or of the ranks of this node.
+
+    On a CPU each rank counts like this one, with its loader workers, and the memory is that of the control group.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device), torch.cuda.mem_get_info(device)[1]
+    # Workers share most pages with their rank, so that only their proportional share counts.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    used = own + sum(map(_proportional_bytes, descendants(os.getpid())))
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return used * world.local_world_size, int(min(installed, find_limits().memory_bytes))
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Return the proportional set size of a process (proc(5), smaps_rollup); 0 if it has ended."""
+    lines = (line.split() for line in read_text_or_empty(f"/proc/{pid}/smaps_rollup").splitlines())
+    return next((1024 * int(words[1]) for words in lines if words[:1] == ["Pss:"]), 0)
