@@ -12,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 from paceline.cli.options import (
     AllReduceOptions,
     BatchStudyOptions,
+    CheckOptions,
     CompareOptions,
     DataBenchOptions,
     DataInspectOptions,
@@ -226,6 +227,14 @@ def report(options: ReportOptions) -> int:
 def compare(options: CompareOptions) -> int:
     """Compare runs: time and epochs to a target, accuracy, and the cause of a speed-up."""
     from paceline.cli.compare import compare as work
+
+    return work(options)
+
+
+@_verb("paceline check folder data.source.root=~/photos --ranks 2", panel=_SPEED)
+def check(options: CheckOptions) -> int:
+    """Before a long run, check data and labels, and estimate its time, memory and disk space."""
+    from paceline.cli.check import check as work
 
     return work(options)
 

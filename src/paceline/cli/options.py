@@ -441,6 +441,31 @@ class DoctorOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """Options of `paceline check`."""
+
+    args: RecipeArgs = field(default_factory=list)
+    ranks: Ranks = "auto"
+    run: Annotated[
+        Path | None, _folder_option(help="A run whose model looks for wrong labels among the validation images.")
+    ] = None
+    run_dir: Annotated[
+        Path | None, _folder_option(help="Folder that runs would be written to.", show_default="runs")
+    ] = None
+    images: Annotated[
+        int,
+        typer.Option(min=2, metavar="N", help="Compare at most N images, a random sample of a larger dataset."),
+    ] = 50_000
+    seconds: Annotated[
+        float,
+        typer.Option(min=0, metavar="S", help="Train for S seconds to measure time and memory; 0 skips this."),
+    ] = 40.0
+    trust_code: TrustCode = False
+    oversubscribe: Oversubscribe = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
     """Options of `paceline profile`."""
 

@@ -643,7 +643,7 @@ class RunResult(ResultModel):
     throughput: ThroughputResult
     time: TimeResult
     estimate: EstimateResult | None = None
-    forecast: TimeForecast | None = None
+    forecast: EstimateResult | None = None
     goodput: GoodputResult | None = None
     checkpoints: CheckpointResult | None = None
     stages: dict[str, StageResult]

@@ -90,8 +90,10 @@ class ImageHeader(NamedTuple):
     width: int
 
 
-def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
+def decode(data: bytes, *, channels: Literal[1, 3], name: str, smallest: int = 0) -> Image.Image:
     """Decode a file of one of `_FORMATS` upright, to mode `L` for 1 channel or `RGB` for 3.
+
+    With `smallest`, a JPEG may be decoded at an eighth, a quarter or half of its size, but not below so many pixels.
 
     Raise `ImageError`, with `name`, if the file is empty, broken, of another format, larger than `MAX_PIXELS`, or has
     32-bit samples, and `RecipeError` if a package is missing.
@@ -99,7 +101,7 @@ def decode(data: bytes, *, channels: Literal[1, 3], name: str) -> Image.Image:
     if not data:
         raise ImageError(name, "is empty (0 bytes)", "remove it or replace it")
     try:
-        file = _load_pixels(data)
+        file = _load_pixels(data, smallest)
         transpose = _TRANSPOSE_BY_ORIENTATION.get(get_orientation(file))
         image = _convert_mode(file, "L" if channels == 1 else "RGB")
         return image if transpose is None else image.transpose(transpose)
@@ -131,7 +133,7 @@ def build_image_error(name: str, error: Exception) -> ImageError:
     return ImageError(name, f"cannot be decoded: {reason}", "remove it or replace it")
 
 
-def _load_pixels(data: bytes) -> Image.Image:
+def _load_pixels(data: bytes, smallest: int) -> Image.Image:
     kind = _detect_format(data)
     if kind.plugin is JpegImageFile and _has_more_scans(data, MAX_SCANS):
         raise ValueError(f"it has more than {MAX_SCANS} scans")
@@ -144,6 +146,8 @@ def _load_pixels(data: bytes) -> Image.Image:
             image = _open(kind, data)
             if kind.plugin is not JpegImageFile:  # which warns only about the header, so it decodes without the lock
                 image.load()
+    if smallest:
+        image.draft(None, (smallest, smallest))  # does nothing but for JPEG
     image.load()
     return image
 

@@ -38,9 +38,9 @@ class Plan:
     pass. `dropped_images` are left out at the end of each epoch, different ones every time. Images are squares of
     `image_size` and, in evaluation, `eval_image_size` pixels; `train_sizes` holds (first step, size in pixels), in
     order. `eval_every`, `checkpoint_every`, `checkpoint_keep_every`, `check_replicas_every` and `log_every` are in
-    steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are warnings. Known when the run starts, else 0,
-    are `class_images`, the images of the smallest and the largest class, and `disk_bytes` of the most checkpoints that
-    are kept at once.
+    steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are warnings. `class_images`, the images of
+    the smallest and the largest class, and `disk_bytes` of the most checkpoints that are kept at once are 0 until the
+    run starts.
     """
 
     world_size: int

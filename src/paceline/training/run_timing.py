@@ -11,7 +11,7 @@ import torch
 
 from paceline.core.host import find_limits
 from paceline.core.process import descendants, read_text_or_empty
-from paceline.core.results import EstimateResult, Status, TimeForecast
+from paceline.core.results import EstimateResult, Status
 from paceline.core.world import World
 from paceline.measure.throughput import RunTimer
 from paceline.measure.time_estimate import PlannedWork, RunEstimator
@@ -47,6 +47,7 @@ class RunTiming:
         self._after_s = after_s
         self._start = estimator.step
         self._estimate: EstimateResult | None = None
+        self._memory: tuple[int, int] | None = None
 
     def step_ended(self, state: TrainState) -> None:
         """Count step `state.step` (from 0), and report the estimate when it is due."""
@@ -62,7 +63,7 @@ class RunTiming:
     def _make_estimate(self) -> None:
         forecast = self.estimator.remaining()
         assert forecast is not None, "it is ready"
-        used, total = self._measure_memory()
+        used, total = self._memory = self._measure_memory()
         self._estimate = EstimateResult(
             step=self.estimator.step,
             made_s=self._timer.process_elapsed_s,
@@ -84,9 +85,14 @@ class RunTiming:
             return None
         return self._estimate.ended(self._timer.process_elapsed_s)
 
-    def forecast(self, status: Status) -> TimeForecast | None:
-        """Return the time of the whole training, if a time limit ended it."""
-        return self.estimator.forecast(0) if status == "time_reached" else None
+    def forecast(self, status: Status) -> EstimateResult | None:
+        """Return the time of the whole training from step 0, if a time limit ended it after two steps or more."""
+        forecast = self.estimator.forecast(0) if status == "time_reached" else None
+        if forecast is None:
+            return None
+        # Before the end there were loader workers.
+        used, total = self._memory or self._measure_memory()
+        return EstimateResult(step=0, made_s=0.0, forecast=forecast, memory_bytes=used, memory_total_bytes=total)
 
 
 def add_timing(

@@ -57,11 +57,12 @@ def test_plain_lines_are_the_plan_progress_and_evaluations() -> None:
     out, clock = io.StringIO(), Clock()
     run(PlainProgress(out, now=clock), clock)
     assert out.getvalue().splitlines() == [
-        "640 images, 2 classes, 16 px; 100 steps of 64 (10 epochs) on 2 ranks",
+        "640 images, 2 classes, 16 px",
+        "100 steps of 64 (10 epochs) on 2 ranks, 3 evaluations, 3 checkpoints",
         "learning rate 0.05 (batch 64, no scaling), 2 epochs of warm-up",
         "note: train: 3 files left out",
         "note: val: 3 files left out",
-        "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  3 min 00 s left",
+        "epoch  1/10  step  10/100  loss 1.2500  lr 0.05  1,280 images/s  3 min 20 s left",
         "epoch  1/10  step  10/100  val top1 90.00 %  top5 100.00 %  loss 0.5000  "
         "after 13 s  epoch 12.0 s  53.3 images/s",
     ]
@@ -121,9 +122,9 @@ def test_plain_lines_have_the_time_left_from_the_second_step() -> None:
         clock.now_s += 75 if step != 2 else 37.5
         sink.report_if_due(step)
     sink.close()
-    assert out.getvalue().splitlines()[4:] == [
-        "epoch 0.2/10  step   2/100  1.71 images/s  1 h 01 min left",
-        "epoch 0.3/10  step   3/100  0.853 images/s  2 h 01 min left",
+    assert out.getvalue().splitlines()[5:] == [
+        "epoch 0.2/10  step   2/100  1.71 images/s  1 h 08 min left",
+        "epoch 0.3/10  step   3/100  0.853 images/s  2 h 14 min left",
     ]
 
 
@@ -135,7 +136,7 @@ def test_unlogged_steps_are_reported_by_polling() -> None:
         wait_for(lambda: sink._pace is not None and sink._pace.step == at[0])
     wait_for(lambda: "left" in out.getvalue())
     sink.close()
-    assert "step   2/100" in out.getvalue().splitlines()[4]
+    assert "step   2/100" in out.getvalue().splitlines()[5]
 
 
 def test_the_bar_moves_at_every_step_and_shows_the_stage() -> None:
@@ -153,7 +154,7 @@ def test_the_bar_moves_at_every_step_and_shows_the_stage() -> None:
     assert "step 1/100" in shown() and "left" not in shown()
     at[0], clock.now_s = (2, "forward"), 111.0
     assert (
-        "step 2/100" in shown() and "6.40 images/s" in shown() and "16 min 20 s left" in shown() and " 20%" in shown()
+        "step 2/100" in shown() and "6.40 images/s" in shown() and "18 min 00 s left" in shown() and " 20%" in shown()
     )
     at[0] = (10, "evaluate, 4")
     assert "step 10/100" in shown() and "100%" in shown() and "evaluating" in shown()

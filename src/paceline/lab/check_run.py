@@ -1,0 +1,137 @@
+"""Measure the first seconds of a run in new processes: the time of the whole run, its memory and its checkpoints."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from paceline.core.errors import PacelineError
+from paceline.core.json_file import read_json
+from paceline.core.results import EstimateResult, RunResult
+from paceline.core.units import count, duration, seconds, share, size
+from paceline.lab.doctor.check import DoctorFinding, Outcome, failure, ok, warning
+from paceline.lab.patches import drop_unchanged_settings
+from paceline.lab.runner import TrialRunner
+from paceline.lab.trial import Trial, TrialOutcome, apply_patch, write_recipe
+from paceline.recipe.schema import Recipe
+
+_LONGER: Final = 4
+"""Factor by which a run is repeated that made no two steps in its time."""
+_FULL: Final = 0.85
+"""Share of the memory or the disk above which there is little room left."""
+
+
+@dataclass(frozen=True)
+class RunCheck:
+    """Outcome of the first seconds of a run, the most bytes of its checkpoints, and those free on the disk."""
+
+    outcome: TrialOutcome
+    disk_bytes: int = 0
+    free_bytes: int = 0
+
+    @property
+    def result(self) -> RunResult | None:
+        """The result, None if the run failed."""
+        return self.outcome.result
+
+    @property
+    def estimate(self) -> EstimateResult | None:
+        """The estimate of the whole run; None if it failed, was too slow, or was complete in its time."""
+        return self.result.forecast if self.result else None
+
+
+def measure_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, oversubscribe: bool = False) -> RunCheck:
+    """Train `recipe` on `ranks` ranks for about `run_s` seconds, start-up included, in a temporary folder in `folder`.
+
+    It ends with an evaluation and a checkpoint. A run of fewer than two steps is repeated with four times as much time.
+    Raise `PacelineError` if the folder cannot be written.
+    """
+    check = _try_run(recipe, ranks, folder, run_s, oversubscribe=oversubscribe)
+    result = check.result
+    if result is not None and result.status == "time_reached" and result.forecast is None:
+        check = _try_run(recipe, ranks, folder, _LONGER * run_s, oversubscribe=oversubscribe)
+    return check
+
+
+def _try_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, oversubscribe: bool) -> RunCheck:
+    settings = [("train.max_time", f"{run_s:g}s"), ("log.report", "off"), ("log.sinks", [])]
+    settings += [("train.stop", "off"), ("train.patience", "off"), ("train.callbacks", [])]
+    short = apply_patch(recipe, drop_unchanged_settings(recipe, settings))
+    with _temporary_folder(folder) as below:
+        write_recipe(short, below / "recipe.yaml")
+        runner = TrialRunner(
+            short,
+            below / "recipe.yaml",
+            ranks,
+            get_folder=lambda trial, repeat: below / "run",
+            needs_speed=False,
+            oversubscribe=oversubscribe,
+        )
+        outcome = runner.run(Trial("check"), 1)
+        if outcome.result is None:
+            return RunCheck(outcome)
+        disk_bytes = int(read_json(outcome.rundir.path / "plan.json").get("disk_bytes", 0))
+        return RunCheck(outcome, disk_bytes, shutil.disk_usage(below).free)
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[Path]:
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    try:
+        below = tempfile.TemporaryDirectory(prefix=".paceline-", dir=existing)
+    except OSError as error:
+        raise PacelineError(f"{existing}: cannot be written to: {error.strerror} (name another --run-dir)") from None
+    with below as name:
+        yield Path(name)
+
+
+def check_run(check: RunCheck) -> Iterator[DoctorFinding]:
+    """Yield findings on the time of the run, its memory and its disk space."""
+    result, estimate = check.result, check.estimate
+    if result is None:
+        yield DoctorFinding("run", *failure(check.outcome.error, "fix it; paceline train shows the whole message"))
+        return
+    yield DoctorFinding("time", *_describe_time(result, estimate))
+    if estimate is not None and estimate.memory_total_bytes:
+        used = f"peak {size(estimate.memory_bytes)} of {size(estimate.memory_total_bytes)}"
+        if estimate.memory_bytes > _FULL * estimate.memory_total_bytes:
+            advice = "lower data.batch_size, or raise train.accumulate, or use fewer workers: little room is left"
+            yield DoctorFinding("memory", *warning(used, advice))
+        else:
+            yield DoctorFinding("memory", *ok(f"{used}, fits"))
+    yield DoctorFinding("disk", *_describe_disk(check, result))
+
+
+def _describe_time(result: RunResult, estimate: EstimateResult | None) -> Outcome:
+    startup_s = result.time.startup_s
+    if estimate is None:
+        if result.status == "time_reached":
+            return warning("not known: fewer than two steps were made", "give it more time by --seconds")
+        return ok(f"{seconds(result.time.wall_s)}: the whole run was complete in the time of the check")
+    forecast = estimate.forecast
+    total, low, high = (duration(startup_s + each) for each in (forecast.predicted_s, forecast.low_s, forecast.high_s))
+    parts = [
+        f"start-up {seconds(startup_s)}",
+        f"{count(forecast.steps, 'step')} of {seconds(forecast.step_s)}",
+        *([f"{count(forecast.evaluations, 'evaluation')} of {seconds(forecast.eval_s)}"] * bool(forecast.evaluations)),
+        *([f"{count(forecast.checkpoints, 'checkpoint')} of {seconds(forecast.checkpoint_s)}"]
+          * bool(forecast.checkpoints)),
+    ]  # fmt: skip
+    return ok(f"about {total} ({low} to {high}): {', '.join(parts)}; {count(result.world_size, 'rank')}")
+
+
+def _describe_disk(check: RunCheck, result: RunResult) -> Outcome:
+    saving = result.checkpoints
+    if not check.disk_bytes or saving is None:
+        return ok(f"no checkpoints; {size(check.free_bytes)} free")
+    text = f"up to {size(check.disk_bytes)} of checkpoints of {size(saving.bytes)} each, {size(check.free_bytes)} free"
+    if check.disk_bytes > check.free_bytes:
+        return failure(text, "free some space, name another --run-dir, or lower checkpoint.keep")
+    if check.disk_bytes > _FULL * check.free_bytes:
+        return warning(
+            f"{text}: {share(check.disk_bytes / check.free_bytes)}", "free some space, or lower checkpoint.keep"
+        )
+    return ok(text)
