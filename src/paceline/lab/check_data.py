@@ -36,7 +36,7 @@ def check_classes(datasets: Datasets) -> Iterator[DoctorFinding]:
         yield DoctorFinding("classes", *ok("not counted: the labels cannot be read without the images"))
         return
     fewest, most = int(in_train.argmin()), int(in_train.argmax())
-    text = f"from {in_train[fewest]:,.0f} ({names[fewest]}) to {in_train[most]:,.0f} images ({names[most]})"
+    text = f"from {int(in_train[fewest]):,} ({names[fewest]}) to {int(in_train[most]):,} images ({names[most]})"
     ratio = float(in_train[most]) / max(1.0, float(in_train[fewest]))
     if ratio > _MAX_IMBALANCE:
         advice = "train.class_weights=balanced, or data.sampler.name=balanced; compare the balanced accuracy"
@@ -50,7 +50,7 @@ def check_classes(datasets: Datasets) -> Iterator[DoctorFinding]:
 
 
 def _names_of(names: Sequence[str], which: NDArray[np.bool_]) -> str:
-    found = [names[at] for at in np.flatnonzero(which)]
+    found = [name for name, is_one in zip(names, which.tolist(), strict=True) if is_one]
     return f"{count(len(found), 'class', 'classes')}: {join_few(found)}" if found else ""
 
 

@@ -26,8 +26,13 @@ _SMALLEST: Final = 2 * _SIDE
 _CHUNK: Final = 512
 MAX_DISTANCE: Final = 6
 """Most bits of the hash in which two copies of an image differ."""
-MAX_DIFFERENCE: Final = 0.12
-"""Largest difference of two copies at 32 x 32 pixels: root mean square over the contrast, the standard deviation."""
+MAX_DIFFERENCE: Final = 0.1
+"""Largest root mean square difference of two copies at 16 x 16 pixels, with a mean of 0 and a standard deviation of 1.
+
+With both limits, of all pairs of different images none of 1,797 digits, 6 of 10,000 of Fashion-MNIST and none of 500
+photographs count as copies, by the hash alone 99, 5,914 and none. Photographs that are saved again with a quality of 40
+or at half their size are all found, of images of 32 pixels 72 and 2 %. Measured by benchmarks/near_duplicates.py.
+"""
 _MIN_CONTRAST: Final = 4.0
 """Standard deviation in gray levels below which an image is flat; its hash is noise."""
 _MAX_GROUP: Final = 4096
@@ -80,7 +85,7 @@ def find_near_duplicates(
     """Compare up to `most` images of both splits, a keyed random sample of larger datasets, with each other.
 
     Two images are copies if their content is the same, or if their hashes differ in at most `MAX_DISTANCE` of 64 bits
-    and the images in at most `MAX_DIFFERENCE` of their contrast. The hash is the sign of the 8 x 8 lowest frequencies
+    and the images themselves in at most `MAX_DIFFERENCE`. The hash is the sign of the 8 x 8 lowest frequencies
     of the DCT without the mean, against their median (Zauner 2010, "Implementation and benchmarking of perceptual
     image hash functions"; pHash).
     """
@@ -208,21 +213,25 @@ def _pairs_of_copies(hashes: NDArray[np.uint64], small: NDArray[np.uint8], is_fl
     return pairs[np.concatenate(keep)]
 
 
-_BITS: Final = np.array([bin(number).count("1") for number in range(1 << 16)], np.uint8)
-
-
 def _count_bits(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """Return the number of bits set, of the shape of `values`."""
-    words = values.view(np.uint16).reshape(*values.shape, 4)
-    return np.asarray(_BITS[words].sum(axis=-1, dtype=np.uint8))
+    if hasattr(np, "bitwise_count"):  # since NumPy 2.0
+        return np.asarray(np.bitwise_count(values))
+    return np.asarray(np.unpackbits(values[..., None].view(np.uint8), axis=-1).sum(axis=-1, dtype=np.uint8))
 
 
 def _are_alike(small: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
-    one, two = (small[pairs[:, side]].astype(np.float32) for side in (0, 1))
-    # Less the difference of the means: a copy may be brighter.
-    difference = (one - two).std(axis=(1, 2))
-    contrast = np.minimum(one.std(axis=(1, 2)), two.std(axis=(1, 2)))
-    return np.asarray(difference <= MAX_DIFFERENCE * contrast)
+    one, two = (_normalize(small[pairs[:, side]]) for side in (0, 1))
+    return np.asarray(np.square(one - two).mean(axis=1) <= MAX_DIFFERENCE**2)
+
+
+def _normalize(small: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return images [N, 32, 32] at half their size, float32 [N, 256], of mean 0 and standard deviation 1."""
+    # At half the size, fine detail that a copy loses counts less; and a copy may be brighter.
+    half = small.reshape(len(small), _SIDE // 2, 2, _SIDE // 2, 2).mean(axis=(2, 4), dtype=np.float32)
+    rows = half.reshape(len(small), (_SIDE // 2) ** 2)
+    rows -= rows.mean(axis=1, keepdims=True)
+    return np.asarray(rows / np.maximum(rows.std(axis=1, keepdims=True), 1e-3))
 
 
 def _join(equal: Pairs, near: Pairs, count: int) -> NDArray[np.int64]:

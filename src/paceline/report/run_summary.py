@@ -18,6 +18,7 @@ from paceline.core.results import (
     AccountResult,
     CheckpointResult,
     ClassCount,
+    EstimateResult,
     EvalReport,
     EvalResult,
     GoodputResult,
@@ -176,6 +177,23 @@ def reliability_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
     if result.cpu is not None and result.starved is None and result.cpu.share >= _MIN_CPU_LOSS_SHARE:
         text = f"used the cores for {share(result.cpu.share)} of the time that training could have run"
         yield "other programs", TableCell(text, result.cpu.share)
+
+
+def estimate_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
+    """Yield the time that the run predicted for itself, compared with the truth."""
+    if result.estimate is not None and result.estimate.error is not None:
+        yield "estimate", TableCell(describe_estimate(result.estimate), result.estimate.error)
+
+
+def describe_estimate(estimate: EstimateResult) -> str:
+    """Return `12 min 05 s predicted at step 140 (11 min 10 s to 13 min 40 s), 12 min 30 s taken: 3.3 % too short`."""
+    forecast = estimate.forecast
+    predicted, low, high = map(seconds, (forecast.predicted_s, forecast.low_s, forecast.high_s))
+    text = f"{predicted} predicted at step {estimate.step:,} ({low} to {high})"
+    if estimate.actual_s is None or estimate.error is None:
+        return text
+    direction = "long" if estimate.error > 0 else "short"
+    return f"{text}, {seconds(estimate.actual_s)} taken: {share(abs(estimate.error))} too {direction}"
 
 
 def goodput_parts(goodput: GoodputResult) -> dict[str, float]:

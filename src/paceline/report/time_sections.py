@@ -28,7 +28,7 @@ from paceline.report.document import (
     TableCell,
 )
 from paceline.report.read_run import RunData
-from paceline.report.run_summary import wall_clock_parts
+from paceline.report.run_summary import estimate_rows, wall_clock_parts
 from paceline.report.text import clean_text, finite_or_none
 
 _UNFINISHED_NOTE = "The run has not finished: start-up, evaluations and checkpoints are attributed at its end."
@@ -61,8 +61,13 @@ def time_section(run: RunData) -> PageSection:
     if account is None or account.wall_s <= 0:
         note = cells.missing_paragraph("The wall clock is not attributed: measure.clock is off.")
         return PageSection("time", title, [note, *folds])
-    blocks = [*_time_bars(result, account), _time_table(result, account)]
+    blocks = [*_time_bars(result, account), _time_table(result, account), *_estimate_blocks(result)]
     return PageSection("time", title, [*blocks, *_share_charts(run), *folds])
+
+
+def _estimate_blocks(result: RunResult) -> list[Block]:
+    rows = [*estimate_rows(result)]
+    return [KeyValueList(rows, "Time predicted from the first steps")] if rows else []
 
 
 def logged_stage_seconds(run: RunData) -> dict[str, float]:
