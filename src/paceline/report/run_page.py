@@ -89,8 +89,6 @@ def build_run_summary(run: RunData) -> ReportPage:
     if run.result is not None:
         below = [*estimate_rows(run.result), *reliability_rows(run.result)]
         rows = [*worst_classes_rows(run.classes), *training_rows(run.result), *below]
-            *reliability_rows(run.result),
-        ]
         stages = stage_table(run.result)
         summary = [KeyValueList(rows), *([stages] if stages else [])]
     return ReportPage(
