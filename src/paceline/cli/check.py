@@ -99,8 +99,8 @@ def _section(
 def _check_data(
     recipe: Recipe, datasets: "Datasets", options: CheckOptions
 ) -> tuple[DoctorSection, list[DoctorFinding]]:
-    from paceline.lab.check_data import check_classes, check_images, copies_to_dict
-    from paceline.lab.near_duplicates import find_near_duplicates
+    from paceline.lab.check.data import check_classes, check_images, copies_to_dict
+    from paceline.lab.check.near_duplicates import find_near_duplicates
 
     with DataProgress("images") as progress:
         scan = find_near_duplicates(datasets, most=options.images, threads=usable_cores(), progress=progress)
@@ -116,9 +116,9 @@ def _check_labels(
 
     from paceline.core.random import permutation
     from paceline.inference.classifier import load_classifier
-    from paceline.lab.check_data import check_labels, labels_to_list
-    from paceline.lab.label_errors import find_label_errors
-    from paceline.lab.near_duplicates import ImageRef
+    from paceline.lab.check.data import check_labels, labels_to_list
+    from paceline.lab.check.label_errors import find_label_errors
+    from paceline.lab.check.near_duplicates import ImageRef
 
     try:
         classifier = load_classifier(run.path, trust_code=options.trust_code)
@@ -149,7 +149,7 @@ def _read_batch(classifier: Any, source: Any, indices: Sequence[int]) -> tuple[A
     import torch
 
     from paceline.data.decode_array import encode_pixels
-    from paceline.lab.near_duplicates import ImageRef
+    from paceline.lab.check.near_duplicates import ImageRef
 
     images, refs = [], []
     for index in indices:
@@ -162,7 +162,7 @@ def _read_batch(classifier: Any, source: Any, indices: Sequence[int]) -> tuple[A
 
 
 def _check_run(recipe: Recipe, ranks: int, options: CheckOptions) -> tuple[DoctorSection, list[DoctorFinding]]:
-    from paceline.lab.check_run import check_run, measure_run
+    from paceline.lab.check.run import check_run, measure_run
     from paceline.lab.runner import interrupt_on_signals
 
     folder = options.run_dir.expanduser() if options.run_dir else Path("runs")

@@ -109,7 +109,7 @@ def measure_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int 
     """
     snapshot = _build_snapshot(recipe, datasets)
     stall, whole = StageTimer(), StageTimer()
-    with _temporary_folder(folder) as below:
+    with temporary_folder(folder) as below:
         checkpoints = CheckpointStorage(below, KeepPolicy(num_newest=1))
         is_background = recipe.checkpoint.background == "on"
         writer = CheckpointWriter(checkpoints, background=is_background, on_failure="stop", warn=_ignore_warning)
@@ -131,7 +131,8 @@ def measure_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int 
 
 
 @contextlib.contextmanager
-def _temporary_folder(folder: Path) -> Iterator[Path]:
+def temporary_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder in `folder`. Raise `RecipeError` if it cannot be written."""
     try:
         below = tempfile.TemporaryDirectory(prefix=".paceline-", dir=folder)
     except OSError as error:

@@ -159,5 +159,5 @@ def measure_memory(world: World, device: torch.device) -> tuple[int, int]:
 
 def _proportional_bytes(pid: int) -> int:
     """Return the proportional set size of a process (proc(5), smaps_rollup); 0 if it has ended."""
-    lines = (line.split() for line in read_text_or_empty(f"/proc/{pid}/smaps_rollup").splitlines())
-    return next((1024 * int(words[1]) for words in lines if words[:1] == ["Pss:"]), 0)
+    lines = read_text_or_empty(f"/proc/{pid}/smaps_rollup").splitlines()
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)

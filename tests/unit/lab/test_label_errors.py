@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.lab.label_errors import find_label_errors
+from paceline.lab.check.label_errors import find_label_errors
 
 
 def test_labels_that_were_swapped_are_found_and_ranked() -> None:

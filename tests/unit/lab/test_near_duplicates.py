@@ -8,10 +8,10 @@ import pytest
 from PIL import Image, ImageDraw
 
 from paceline.core.dataset import DatasetInfo, Datasets
-from paceline.lab import near_duplicates
-from paceline.lab.check_data import check_classes, check_images, copies_to_dict
+from paceline.lab.check import near_duplicates
+from paceline.lab.check.data import check_classes, check_images, copies_to_dict
+from paceline.lab.check.near_duplicates import find_near_duplicates
 from paceline.lab.doctor.check import find_worst_state
-from paceline.lab.near_duplicates import find_near_duplicates
 
 INFO = DatasetInfo("made", "train", 0, ("cat", "dog"), 3, None, (0.5,) * 3, (0.5,) * 3)
 
@@ -109,7 +109,7 @@ def test_pairs_across_bands_are_those_of_all_pairs(monkeypatch) -> None:
     flip = np.uint64(1) << rng.integers(0, 64, len(hashes), dtype=np.uint64)
     hashes = np.concatenate([hashes, hashes ^ flip])
     small = np.zeros((len(hashes), 32, 32), np.uint8)
-    monkeypatch.setattr(near_duplicates, "_are_alike", lambda small, pairs: np.ones(len(pairs), bool))
+    monkeypatch.setattr(near_duplicates, "_are_near", lambda small, pairs: np.ones(len(pairs), bool))
     found = near_duplicates._pairs_of_copies(hashes, small, np.zeros(len(hashes), bool))
     bits = [[bin(int(one) ^ int(two)).count("1") for two in hashes] for one in hashes]
     near = np.argwhere(np.triu(np.array(bits) <= near_duplicates.MAX_DISTANCE, 1))
@@ -141,7 +141,7 @@ def test_an_unreadable_image_fails_a_run_unless_it_skips_them(skips, state) -> N
 
 def test_classes_without_training_images_are_an_error_and_imbalance_is_a_warning(monkeypatch) -> None:
     labels = {"train": np.array([0] * 50 + [1] * 2), "val": np.array([0, 1])}
-    monkeypatch.setattr("paceline.lab.check_data.get_labels", lambda source: labels[source.info.split])
+    monkeypatch.setattr("paceline.lab.check.data.get_labels", lambda source: labels[source.info.split])
     data = datasets([(b"", 0)] * 52, [(b"", 0)] * 2)
     assert {each.name: each.state for each in check_classes(data)} == {"images": "ok", "classes": "warning"}
     labels["train"] = np.array([0] * 5)

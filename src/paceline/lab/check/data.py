@@ -12,9 +12,9 @@ from paceline.core.results import printable_class_name
 from paceline.core.units import count, join_few, share
 from paceline.data.files import printable
 from paceline.data.sources.fingerprint import get_labels
+from paceline.lab.check.label_errors import LabelError
+from paceline.lab.check.near_duplicates import CopyGroup, DuplicateScan, ImageRef
 from paceline.lab.doctor.check import DoctorFinding, failure, ok, warning
-from paceline.lab.label_errors import LabelError
-from paceline.lab.near_duplicates import CopyGroup, DuplicateScan, ImageRef
 
 MAX_PAIRS: Final = 200
 _SHOWN: Final = 5

@@ -1,14 +1,11 @@
 """Measure the first seconds of a run in new processes: the time of the whole run, its memory and its checkpoints."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from paceline.core.errors import PacelineError
 from paceline.core.json_file import read_json
 from paceline.core.results import EstimateResult, RunResult
 from paceline.core.units import count, duration, seconds, share, size
@@ -17,6 +14,7 @@ from paceline.lab.patches import drop_unchanged_settings
 from paceline.lab.runner import TrialRunner
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, write_recipe
 from paceline.recipe.schema import Recipe
+from paceline.training.preflight import temporary_folder
 
 _LONGER: Final = 4
 """Factor by which a run is repeated that made no two steps in its time."""
@@ -47,7 +45,7 @@ def measure_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, overs
     """Train `recipe` on `ranks` ranks for about `run_s` seconds, start-up included, in a temporary folder in `folder`.
 
     It ends with an evaluation and a checkpoint. A run of fewer than two steps is repeated with four times as much time.
-    Raise `PacelineError` if the folder cannot be written.
+    Raise `RecipeError` if the folder cannot be written.
     """
     check = _try_run(recipe, ranks, folder, run_s, oversubscribe=oversubscribe)
     result = check.result
@@ -60,7 +58,8 @@ def _try_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, oversubs
     settings = [("train.max_time", f"{run_s:g}s"), ("log.report", "off"), ("log.sinks", [])]
     settings += [("train.stop", "off"), ("train.patience", "off"), ("train.callbacks", [])]
     short = apply_patch(recipe, drop_unchanged_settings(recipe, settings))
-    with _temporary_folder(folder) as below:
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    with temporary_folder(existing) as below:
         write_recipe(short, below / "recipe.yaml")
         runner = TrialRunner(
             short,
@@ -75,17 +74,6 @@ def _try_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, oversubs
             return RunCheck(outcome)
         disk_bytes = int(read_json(outcome.rundir.path / "plan.json").get("disk_bytes", 0))
         return RunCheck(outcome, disk_bytes, shutil.disk_usage(below).free)
-
-
-@contextmanager
-def _temporary_folder(folder: Path) -> Iterator[Path]:
-    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
-    try:
-        below = tempfile.TemporaryDirectory(prefix=".paceline-", dir=existing)
-    except OSError as error:
-        raise PacelineError(f"{existing}: cannot be written to: {error.strerror} (name another --run-dir)") from None
-    with below as name:
-        yield Path(name)
 
 
 def check_run(check: RunCheck) -> Iterator[DoctorFinding]:

@@ -209,7 +209,7 @@ def _pairs_of_copies(hashes: NDArray[np.uint64], small: NDArray[np.uint8], is_fl
                 pairs = np.stack([rows[one], bucket[two]], axis=1)
                 found.append(pairs[pairs[:, 0] < pairs[:, 1]])
     pairs = np.unique(np.concatenate(found), axis=0)
-    keep = [_are_alike(small, each) for each in np.array_split(pairs, len(pairs) // _MAX_GROUP + 1)]
+    keep = [_are_near(small, each) for each in np.array_split(pairs, len(pairs) // _MAX_GROUP + 1)]
     return pairs[np.concatenate(keep)]
 
 
@@ -220,7 +220,7 @@ def _count_bits(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
     return np.asarray(np.unpackbits(values[..., None].view(np.uint8), axis=-1).sum(axis=-1, dtype=np.uint8))
 
 
-def _are_alike(small: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
+def _are_near(small: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
     one, two = (_normalize(small[pairs[:, side]]) for side in (0, 1))
     return np.asarray(np.square(one - two).mean(axis=1) <= MAX_DIFFERENCE**2)
 
