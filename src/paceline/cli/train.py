@@ -222,15 +222,7 @@ def _run_rank(
     was_complete = request.resume and was_ended
     position = ProgressReporter()
     notes.follow(lambda: position.doing)
-    listeners = (
-        [
-            build_train_progress(
-                request.out, position, before_start=notes.close, get_estimator=lambda: position.estimator
-            )
-        ]
-        if world.is_main
-        else []
-    )
+    listeners = [build_train_progress(request.out, position, before_start=notes.close)] if world.is_main else []
     invocation = Invocation(
         request.started_s,
         request.command,

@@ -17,6 +17,7 @@ from paceline.data.files import printable_lines
 from paceline.measure.time_estimate import PlannedWork, RunEstimator
 from paceline.recipe.plan import Plan
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
+from paceline.training.process import ProgressReporter
 
 GetPosition = Callable[[], tuple[int, str]]
 """Return the number of completed steps and the current stage."""
@@ -221,20 +222,18 @@ class _Bar(Progress):
 
 
 def build_train_progress(
-    out: TextIO,
-    where: GetPosition | None = None,
-    *,
-    before_start: Callable[[], None] = lambda: None,
-    get_estimator: Callable[[], RunEstimator | None] = lambda: None,
+    out: TextIO, position: ProgressReporter | None = None, *, before_start: Callable[[], None] = lambda: None
 ) -> LogSink:
-    """Return a live bar for a terminal, else plain lines; `where` returns the position of the run.
+    """Return a live bar for a terminal, else plain lines; `position` is that of the run.
 
-    `before_start` is called before the plan is printed. `get_estimator` returns the estimator of the run's time once
-    the run has one.
+    `before_start` is called before the plan is printed.
     """
     console = Console(file=out, markup=False, emoji=False, highlight=False)
-    progress = LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
-    progress.before_start, progress.get_estimator = before_start, get_estimator
+    progress = LiveProgress(console, position) if console.is_terminal else PlainProgress(out, position)
+    progress.before_start = before_start
+    if position is not None:
+        progress.get_estimator = lambda: position.estimator
+        position.on_estimate = progress.estimated
     return progress
 
 

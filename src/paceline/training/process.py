@@ -1,7 +1,7 @@
 """This process of a run: how it was started, its run directory, its rank store, and its progress."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +21,15 @@ from paceline.training.preemption import Deadline
 class ProgressReporter:
     """Report the step and stage of this rank, and a counter within a stage, to any thread.
 
-    `doing` says what the start of the run does. `estimator` is that of the run's time, from its first step on rank 0.
+    `doing` says what the start of the run does. `estimator` is that of the run's time, from its first step on rank 0,
+    whose estimate `on_estimate` receives once.
     """
 
     read_progress: ReadProgress = progress_at_start
     batches: int = 0
     doing: str = "connecting the ranks"
     estimator: RunEstimator | None = None
+    on_estimate: Callable[[EstimateResult], None] = lambda estimate: None
 
     def on_wait(self) -> None:
         """Count as progress that this rank waits for another, or has computed a part."""
@@ -86,11 +88,6 @@ class RunProcess:
         """Send a warning to the listeners, which only rank 0 has."""
         for listener in self.invocation.listeners:
             listener.warned(message)
-
-    def report_estimate(self, estimate: EstimateResult) -> None:
-        """Send the estimate of the run's time to the listeners."""
-        for listener in self.invocation.listeners:
-            listener.estimated(estimate)
 
     def should_stop_evaluation(self) -> bool:
         """Count a batch of an evaluation as progress, and return whether to abort the evaluation."""

@@ -118,7 +118,7 @@ def add_timing(
     timing = RunTiming(
         RunEstimator(work, state.step, limit_s=left_s),
         timer,
-        process.report_estimate,
+        process.progress.on_estimate,
         lambda: measure_memory(context.world, context.device),
         min(REPORT_AFTER_S, _SHARE_OF_LIMIT * left_s),
     )

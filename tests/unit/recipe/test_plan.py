@@ -62,7 +62,7 @@ def test_a_plan_is_json(plan):
     """JSON has no tuples, so the notes and sizes come back as lists."""
     derived = plan(val=replace(VAL, notes=("2 files left out",)))
     values = derived.to_dict()
-    lists = {"notes": ["val: 2 files left out"], "train_sizes": [[0, 28]]}
+    lists = {"notes": ["val: 2 files left out"], "train_sizes": [[0, 28]], "class_images": [0, 0]}
     assert json.loads(json.dumps(values)) == {**values, **lists}
     assert Plan(**values) == derived
 

@@ -10,7 +10,7 @@ from typing import IO, Any, Final, Protocol
 
 from paceline.core.files import open_text_to_write
 from paceline.core.metric import MULTI_LABEL
-from paceline.core.results import EstimateResult, EvalReport, EvalResult, RunResult
+from paceline.core.results import EvalReport, EvalResult, RunResult
 from paceline.core.run_dir import RunDir, read_lines, write_atomic
 from paceline.data.batch import Batch
 from paceline.recipe.plan import Plan
@@ -168,7 +168,7 @@ def from_eval_row(row: Mapping[str, Any]) -> EvalRecord:
 
 
 class LogSink(Protocol):
-    """Receive the records of a run. A subclass may leave out `started`, `estimated`, `warned` and `finished`."""
+    """Receive the records of a run. A subclass may leave out `started`, `warned` and `finished`."""
 
     def started(self, plan: Plan, step: int) -> None:
         """Receive the plan of the run, and the step it starts from."""
@@ -181,10 +181,6 @@ class LogSink(Protocol):
     def evaluated(self, record: EvalRecord) -> None:
         """Receive an evaluation."""
         ...
-
-    def estimated(self, estimate: EstimateResult) -> None:
-        """Receive the time that the rest of the run is estimated to take, once; only listeners do."""
-        return
 
     def warned(self, message: str) -> None:
         """Receive a one-line warning, which does not end the run; possibly before `started`."""
@@ -217,9 +213,6 @@ class ForwardingSink:
     def evaluated(self, record: EvalRecord) -> None:
         """Forward an evaluation."""
         self.forward(lambda sink: sink.evaluated(record))
-
-    def estimated(self, estimate: EstimateResult) -> None:
-        """Drop the estimate: files and trackers get it with the result."""
 
     def warned(self, message: str) -> None:
         """Forward a warning."""
