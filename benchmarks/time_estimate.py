@@ -50,7 +50,9 @@ CASES = (
     Case("digits, 2 ranks", ("digits", *SMALL), ranks=2),
     Case("digits, evaluated often", ("digits", *SMALL), eval_every=2),
     Case("digits, evaluated once, no checkpoints", ("digits", *SMALL), eval_every=100, save_every=0),
-    Case("digits, evaluates EMA and training images", ("digits", *SMALL, "train.ema.decay=0.99", "train.eval_train=on")),
+    Case(
+        "digits, evaluates EMA and training images", ("digits", *SMALL, "train.ema.decay=0.99", "train.eval_train=on")
+    ),
     Case("growing images", (*SYNTHETIC, "data.progressive.start_size=16", "data.progressive.multiple=8")),
     Case("wide model, large checkpoints", ("digits", "model.width=1", *SMALL[1:]), save_every=5),
     Case("folder of JPEG", ("folder", "model.name=resnet18_cifar", *SMALL, "data.image_size=64"), needs_images=True),
