@@ -26,6 +26,7 @@ from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.data import Data
 
 if TYPE_CHECKING:
     from paceline.core.dataset import Datasets
@@ -82,7 +83,7 @@ def _check_all(
     except DataError as error:
         yield _section("data", "data", [DoctorFinding("data", *failure_by(error))], {})
         return
-    yield _check_data(recipe, datasets, options)
+    yield _check_data(recipe.data, datasets, options)
     if run is not None:
         yield _check_labels(run, datasets, options)
     if options.seconds:
@@ -97,16 +98,16 @@ def _section(
 
 
 def _check_data(
-    recipe: Recipe, datasets: "Datasets", options: CheckOptions
+    section: Data, datasets: "Datasets", options: CheckOptions
 ) -> tuple[DoctorSection, list[DoctorFinding]]:
     from paceline.lab.check.data import check_classes, check_images, copies_to_dict
     from paceline.lab.check.near_duplicates import find_near_duplicates
 
     with DataProgress("images") as progress:
         scan = find_near_duplicates(datasets, most=options.images, threads=usable_cores(), progress=progress)
-    skips_bad = recipe.data.on_bad_image == "skip"
+    skips_bad = section.on_bad_image == "skip"
     findings = [*check_classes(datasets), *check_images(scan, datasets, skips_bad=skips_bad)]
-    return _section("data", f"data: {recipe.data.source.name}", findings, {"copies": copies_to_dict(scan, datasets)})
+    return _section("data", f"data: {section.source.name}", findings, {"copies": copies_to_dict(scan, datasets)})
 
 
 def _check_labels(

@@ -30,7 +30,7 @@ _SHARE_OF_LIMIT: Final = 0.3
 
 
 class RunTiming:
-    """Update `estimator` with each step and pause, and pass an estimate to `report` once, `after_s` into training."""
+    """Update `estimator` with each step, and pass an estimate to `report` once, `after_s` seconds into training."""
 
     def __init__(
         self,
@@ -72,12 +72,6 @@ class RunTiming:
             memory_total_bytes=total,
         )
         self._report(self._estimate)
-
-    @contextmanager
-    def paused(self, name: str, step: int) -> Iterator[None]:
-        """Return a context for the pause `name` after `step` steps."""
-        with self.estimator.paused(name, step):
-            yield
 
     def estimate(self, status: Status) -> EstimateResult | None:
         """Return the estimate compared with the truth, now that the run has ended; see `RunResult.estimate`."""
@@ -126,7 +120,7 @@ def add_timing(
 
     @contextmanager
     def pause(name: str, step: int) -> Iterator[None]:
-        with log_pause(name, step), timing.paused(name, step):
+        with log_pause(name, step), timing.estimator.paused(name, step):
             yield
 
     def step_ended(state: TrainState) -> None:

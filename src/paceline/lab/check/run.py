@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -47,33 +48,30 @@ def measure_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, overs
     It ends with an evaluation and a checkpoint. A run of fewer than two steps is repeated with four times as much time.
     Raise `RecipeError` if the folder cannot be written.
     """
-    check = _try_run(recipe, ranks, folder, run_s, oversubscribe=oversubscribe)
-    result = check.result
-    if result is not None and result.status == "time_reached" and result.forecast is None:
-        check = _try_run(recipe, ranks, folder, _LONGER * run_s, oversubscribe=oversubscribe)
+    settings = [("log.report", "off"), ("log.sinks", []), ("train.callbacks", [])]
+    settings += [("train.stop", "off"), ("train.patience", "off")]
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    for length_s in (run_s, _LONGER * run_s):
+        limit = ("train.max_time", f"{length_s:g}s")
+        short = apply_patch(recipe, drop_unchanged_settings(recipe, [*settings, limit]))
+        with temporary_folder(existing) as below:
+            path, run = below / "recipe.yaml", below / "run"
+            write_recipe(short, path)
+            runner = TrialRunner(
+                short, path, ranks, partial(_ignore_trial, run), needs_speed=False, oversubscribe=oversubscribe
+            )
+            outcome = runner.run(Trial("check"), 1)
+            if outcome.result is None:
+                return RunCheck(outcome)
+            disk_bytes = int(read_json(run / "plan.json").get("disk_bytes", 0))
+            check = RunCheck(outcome, disk_bytes, shutil.disk_usage(below).free)
+        if check.estimate is not None or outcome.result.status != "time_reached":
+            break
     return check
 
 
-def _try_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, oversubscribe: bool) -> RunCheck:
-    settings = [("train.max_time", f"{run_s:g}s"), ("log.report", "off"), ("log.sinks", [])]
-    settings += [("train.stop", "off"), ("train.patience", "off"), ("train.callbacks", [])]
-    short = apply_patch(recipe, drop_unchanged_settings(recipe, settings))
-    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
-    with temporary_folder(existing) as below:
-        write_recipe(short, below / "recipe.yaml")
-        runner = TrialRunner(
-            short,
-            below / "recipe.yaml",
-            ranks,
-            get_folder=lambda trial, repeat: below / "run",
-            needs_speed=False,
-            oversubscribe=oversubscribe,
-        )
-        outcome = runner.run(Trial("check"), 1)
-        if outcome.result is None:
-            return RunCheck(outcome)
-        disk_bytes = int(read_json(outcome.rundir.path / "plan.json").get("disk_bytes", 0))
-        return RunCheck(outcome, disk_bytes, shutil.disk_usage(below).free)
+def _ignore_trial(run: Path, trial: Trial, repeat: int) -> Path:
+    return run
 
 
 def check_run(check: RunCheck) -> Iterator[DoctorFinding]:
