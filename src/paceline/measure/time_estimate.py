@@ -188,7 +188,8 @@ class RunEstimator:
     def step_s(self) -> float | None:
         """Seconds per step at the current image size; None before the second step."""
         blocks, size = self._all_blocks(), self.work.size(max(0, self.step - 1))
-        return _mean_step_s([block for block in blocks if block.size == size] or blocks) if blocks else None
+        same = [block for block in blocks if block.size == size] or blocks
+        return _mean_step_s(_drop_transient(same)) if same else None
 
     @property
     def left_s(self) -> float | None:
@@ -220,7 +221,7 @@ class RunEstimator:
         steps_s = eval_step_s = 0.0
         num_steps = self.work.steps_by_size(step) or {self.work.size(max(0, step - 1)): 0}
         for size, number in num_steps.items():
-            same = [block for block in blocks if block.size == size]
+            same = _drop_transient([block for block in blocks if block.size == size])
             if not blocks:
                 return None
             step_s = _mean_step_s(same) if same else _scale_step_s(blocks, size)
@@ -269,6 +270,24 @@ class RunEstimator:
 def _unmeasured(seconds: float) -> tuple[float, float]:
     below, above = _UNMEASURED
     return below * seconds, above * seconds
+
+
+def _drop_transient(blocks: list[_Block]) -> list[_Block]:
+    """Return the blocks without slower or faster ones at the start, at most half of them (MSER, White 1997, doi
+    10.1177/003754979706900601).
+
+    The standard error of the mean of those that are kept is smallest.
+    """
+    count, total, squares = len(blocks), 0.0, 0.0
+    best, dropped = math.inf, 0
+    if count < 2 * MIN_BLOCKS:
+        return blocks
+    for first in range(count - 1, -1, -1):
+        total, squares, number = total + blocks[first].step_s, squares + blocks[first].step_s ** 2, count - first
+        variance = max(0.0, squares / number - (total / number) ** 2)
+        if first <= count // 2 and variance / number <= best:
+            best, dropped = variance / number, first
+    return blocks[dropped:]
 
 
 def _mean_step_s(blocks: Sequence[_Block]) -> float:

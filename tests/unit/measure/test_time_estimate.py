@@ -62,6 +62,14 @@ def test_a_stall_that_happens_once_counts_for_little_and_a_regular_one_in_full()
     assert regular.step_s == pytest.approx(0.18, rel=0.05)
 
 
+def test_a_slow_start_is_left_out() -> None:
+    """The first 20 of 140 steps take five times as long, as caches fill: a third of the time."""
+    clock = Clock()
+    estimator = RunEstimator(WORK, now=clock)
+    run(estimator, clock, 140, lambda step: 0.5 if step <= 20 else 0.1 + 0.01 * (step % 2))
+    assert estimator.remaining().step_s == pytest.approx(0.105, rel=0.02)
+
+
 def test_steps_of_other_image_sizes_are_scaled_by_their_pixels_until_they_are_measured() -> None:
     clock = Clock()
     work = PlannedWork(total_steps=100, batch_size=8, sizes=((0, 16), (50, 32)))
