@@ -1,0 +1,114 @@
+"""Reject images unlike the training images of a run, by the distance of their features to stored ones.
+
+The distance is 1 - cosine to the k-th nearest reference (Sun et al. 2022, arXiv 2204.06507). Measured against the energy
+of logits (Liu et al. 2020, arXiv 2010.03759), see docs/how-to/probe.md.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.random import permutation
+from paceline.core.run_dir import RunDir
+from paceline.inference.tensor_file import read_tensors, write_tensors
+
+NUM_NEIGHBORS: Final = 5
+MAX_REFERENCES: Final = 2000
+DEFAULT_RATE: Final = 0.05
+_VERSION: Final = "1"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Features of training images, float32 [R, D] with rows of length 1, and ascending distances of held-out images.
+
+    `checkpoint` is the digest of the weights that the features are of.
+    """
+
+    features: Tensor
+    held_out: Tensor
+    checkpoint: str = ""
+
+    @classmethod
+    def choose(
+        cls, train: NDArray[np.float32], val: NDArray[np.float32], checkpoint: str
+    ) -> tuple[Self, NDArray[np.int64]]:
+        """Return a reference of up to 2,000 rows of `train`, and their numbers; `val` are the held-out features.
+
+        Without any, the training images that are no references are held out.
+        """
+        numbers = np.sort(permutation(0, 0, len(train))[: min(MAX_REFERENCES, max(1, len(train) * 4 // 5))])
+        # As they are stored: the threshold then holds exactly.
+        reference = cls(_units(train[numbers]).half().float(), torch.empty(0), checkpoint)
+        held_out = val if len(val) else np.delete(train, numbers, axis=0)
+        return cls(reference.features, reference.distances(held_out).sort().values, checkpoint), numbers
+
+    def distances(self, features: NDArray[np.float32] | Tensor, *, is_reference: bool = False) -> Tensor:
+        """Return the distance of each row of `features`, float32 [N, D], to its fifth nearest reference: float32 [N].
+
+        If the rows are references, that is the fifth nearest other one.
+        """
+        k = min(NUM_NEIGHBORS + is_reference, len(self.features))
+        parts = torch.as_tensor(features).split(1024)
+        nearest = [(_units(part) @ self.features.T).topk(k, dim=1).values[:, -1] for part in parts]
+        return 1 - torch.cat(nearest) if nearest else torch.empty(0)
+
+    def quantile(self, rate: float) -> float | None:
+        """Return the distance above which a new image like the held-out ones is with probability at most `rate`.
+
+        None if there are too few held-out images for that rate.
+        """
+        # The conformal quantile, which holds for any distribution: Vovk et al. 2005, Algorithmic Learning.
+        rank = math.ceil((len(self.held_out) + 1) * (1 - rate))
+        return float(self.held_out[rank - 1]) if rank <= len(self.held_out) else None
+
+    def threshold(self, rate: float) -> float:
+        """Return `quantile(rate)`. Raise `RecipeError` if there is none."""
+        found = self.quantile(rate)
+        if found is None:
+            num = len(self.held_out)
+            raise RecipeError(
+                f"--reject: {rate:g} needs at least {math.ceil(1 / rate) - 1:,} held-out images, and paceline probe had "
+                f"{num:,} (reject at least {1 / (num + 1):.2g})"
+            )
+        return found
+
+    def write(self, path: Path) -> None:
+        """Write the reference, with features in float16. Raise `PacelineError` on failure."""
+        tensors = {"features": self.features.half(), "held_out": self.held_out}
+        try:
+            write_tensors(path, tensors, {"version": _VERSION, "checkpoint": self.checkpoint})
+        except OSError as error:
+            raise PacelineError(f"{path}: cannot be written: {error.strerror} (free some room)") from None
+
+
+def read_reference(run: RunDir, checkpoint: str) -> Reference:
+    """Return the reference of `run`, of the weights with digest `checkpoint`.
+
+    Raise `RecipeError` if there is none, or if it is of other weights, and `PacelineError` if it is damaged.
+    """
+    path = run.reference
+    fix = f"run `paceline probe {run.path}`"
+    try:
+        tensors, facts = read_tensors(path)
+        found = Reference(tensors["features"].float(), tensors["held_out"], facts["checkpoint"])
+    except FileNotFoundError:
+        raise RecipeError(f"--reject: {path} does not exist ({fix})") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise PacelineError(f"{path}: cannot be read: {error} ({fix})") from None
+    if found.checkpoint != checkpoint:
+        raise RecipeError(
+            f"--reject: {path} is of other weights than this checkpoint ({fix} with the same --checkpoint)"
+        )
+    return found
+
+
+def _units(features: NDArray[np.float32] | Tensor) -> Tensor:
+    return torch.nn.functional.normalize(torch.as_tensor(features).float(), dim=1)
