@@ -94,7 +94,7 @@ def probe(options: ProbeOptions) -> int:
     ):
         write_atomic(folder.path / file, text)
     write_atomic(folder.path / "probe.json", result.model_dump_json(indent=2) + "\n")
-    _show(result, folder, datasets, cache and cache.folder, as_json=options.as_json)
+    _show(result, folder, datasets, cache.folder if cache else None, as_json=options.as_json)
     return 0
 
 
@@ -177,7 +177,7 @@ def _show(result: ProbeResult, folder: RunDir, datasets: "Datasets", cache: Path
     from paceline.report.render_terminal import print_page
     from paceline.report.write import render_page
 
-    sources = {each.info.split: each for each in (datasets.train, datasets.val)}
+    sources: dict[str, Source] = {each.info.split: each for each in (datasets.train, datasets.val)}
     thumbnails = {
         (image.split, image.index): _data_url(sources[image.split], image) for image in pictured_images(result)
     }

@@ -1,7 +1,7 @@
 """Reject images unlike the training images of a run, by the distance of their features to stored ones.
 
-The distance is 1 - cosine to the k-th nearest reference (Sun et al. 2022, arXiv 2204.06507). Measured against the energy
-of logits (Liu et al. 2020, arXiv 2010.03759), see docs/how-to/probe.md.
+The distance is 1 - cosine to the k-th nearest reference (Sun et al. 2022, arXiv 2204.06507). docs/how-to/probe.md
+compares it with the energy of logits.
 """
 
 import math
@@ -17,7 +17,10 @@ from torch import Tensor
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.random import permutation
 from paceline.core.run_dir import RunDir
+from paceline.inference.classifier import Classifier
 from paceline.inference.tensor_file import read_tensors, write_tensors
+from paceline.models.features import find_feature_layer
+from paceline.training.checkpoint import weights_digest
 
 NUM_NEIGHBORS: Final = 5
 MAX_REFERENCES: Final = 2000
@@ -56,7 +59,7 @@ class Reference:
         If the rows are references, that is the fifth nearest other one.
         """
         k = min(NUM_NEIGHBORS + is_reference, len(self.features))
-        parts = torch.as_tensor(features).split(1024)
+        parts = torch.split(torch.as_tensor(features), 1024)
         nearest = [(_units(part) @ self.features.T).topk(k, dim=1).values[:, -1] for part in parts]
         return 1 - torch.cat(nearest) if nearest else torch.empty(0)
 
@@ -75,8 +78,8 @@ class Reference:
         if found is None:
             num = len(self.held_out)
             raise RecipeError(
-                f"--reject: {rate:g} needs at least {math.ceil(1 / rate) - 1:,} held-out images, and paceline probe had "
-                f"{num:,} (reject at least {1 / (num + 1):.2g})"
+                f"--reject: {rate:g} needs at least {math.ceil(1 / rate) - 1:,} held-out images, and paceline probe "
+                f"had {num:,} (reject at least {1 / (num + 1):.2g})"
             )
         return found
 
@@ -108,6 +111,28 @@ def read_reference(run: RunDir, checkpoint: str) -> Reference:
             f"--reject: {path} is of other weights than this checkpoint ({fix} with the same --checkpoint)"
         )
     return found
+
+
+@dataclass(frozen=True)
+class Rejector:
+    """Tell which images that a model classifies are unlike those that it was trained on.
+
+    `layer` of the model has the features as its input; distances above `threshold` are rejected.
+    """
+
+    reference: Reference
+    threshold: float
+    layer: str
+
+    @classmethod
+    def load(cls, classifier: Classifier, rate: float) -> Self:
+        """Return the rejector of a run that rejects the share `rate` of images like the held-out ones.
+
+        Raise `RecipeError` as `read_reference` and `Reference.threshold` do.
+        """
+        layer = find_feature_layer(classifier.model, len(classifier.classes), classifier.recipe.model.name)
+        reference = read_reference(RunDir(classifier.run), weights_digest(classifier.checkpoint))
+        return cls(reference, reference.threshold(rate), layer)
 
 
 def _units(features: NDArray[np.float32] | Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def _figures(result: ProbeResult) -> list[KeyFigure]:
         KeyFigure("leaks", cells.count_cell(result.num_leaks), "pairs of a training and a validation image"),
     ]
     if result.doubled is not None:
-        figures.append(KeyFigure("twice the labels", TableCell(accuracy(result.doubled.value)), _more_labels(result)))
+        figures.append(KeyFigure("with twice the labels", TableCell(accuracy(result.doubled.value)), _forecast(result)))
     return figures
 
 
@@ -103,14 +103,9 @@ def _bounds(interval: Interval) -> str:
     return f"95 % interval: {cells.format_bounds(interval, lambda each: f'{100 * each:.1f}')}"
 
 
-def _more_labels(result: ProbeResult) -> str:
-    """Return the forecast as a sentence."""
-    if result.current is None or result.doubled is None:
-        return ""
-    low, high = result.doubled.low, result.doubled.high
-    bounds = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
-    now = f"{100 * result.current.value:.1f} %"
-    return f"twice the labels: {now} to about {100 * result.doubled.value:.1f} %{bounds}"
+def _forecast(result: ProbeResult) -> str:
+    assert result.current is not None and result.doubled is not None, "they are extrapolated together"
+    return f"{accuracy(result.current.value)} now; {_bounds(result.doubled)}"
 
 
 def _accuracy_blocks(result: ProbeResult) -> list[Block]:
@@ -229,10 +224,12 @@ def _curve_blocks(result: ProbeResult) -> list[Block]:
     ]
     chart = Chart("Accuracy of the linear probe", "training images", "accuracy, %", lines, low=None, log_x=True)
     note = (
-        "A power law of the error is fitted to the sizes measured (95 % interval of a bootstrap of the images). It holds "
-        "for more images like these, and for a linear probe: fine-tuning gains more from more images."
+        "A power law of the error is fitted to the sizes measured (interval: a bootstrap of the images). It holds "
+        "for more images like these and for a linear probe; fine-tuning may gain more."
     )
-    return [Paragraph(f"{_more_labels(result)}.".capitalize()), ChartRow([chart]), Paragraph(note)]
+    value = accuracy(result.doubled.value)
+    sentence = f"With twice the labels, the linear probe reaches about {value} ({_forecast(result)})."
+    return [Paragraph(sentence), ChartRow([chart]), Paragraph(note)]
 
 
 def _unusual_table(result: ProbeResult) -> Table:

@@ -124,6 +124,7 @@ def answer(
 
     is_correct = cross_validated.argmax(axis=1) == train.labels
     curve = measure_curve(probe, standardized[0], train.labels, folds, is_correct)
+    forecast = extrapolate(curve, (total_train, 2 * total_train))
     reference, numbers = Reference.choose(features[:num_train], features[num_train:], checkpoint)
     distances = reference.distances(features).numpy()
     # A reference is the nearest to itself.
@@ -135,8 +136,8 @@ def answer(
         pairs=pairs,
         similarities=similarities,
         curve=curve_points(curve),
-        current=extrapolate(curve, total_train),
-        doubled=extrapolate(curve, 2 * total_train),
+        current=forecast[0] if forecast else None,
+        doubled=forecast[1] if forecast else None,
         distances=distances,
         reference=reference,
         threshold=reference.quantile(DEFAULT_RATE),

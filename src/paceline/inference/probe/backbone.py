@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Source
+from paceline.core.dataset import DatasetInfo, Source
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.host import rank_cores
 from paceline.core.run_dir import RunDir
@@ -184,8 +183,9 @@ def compute_features(backbone: Backbone, source: Source, num_images: int, cache:
     return SplitFeatures(
         indices,
         np.array([labels[index] for index in indices.tolist()], dtype=np.int64),
-        *(tensors[name].numpy() for name in ("features", "thumbnails")),
-        is_cached=is_cached,
+        tensors["features"].numpy(),
+        tensors["thumbnails"].numpy(),
+        is_cached,
     )
 
 

@@ -34,7 +34,7 @@ def assign_folds(labels: Labels, seed: int, num_folds: int = NUM_FOLDS) -> NDArr
 def unit_rows(features: Floats) -> Floats:
     """Return features with rows of length 1, as k-NN compares them."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.maximum(norms, np.finfo(np.float32).tiny)
+    return np.asarray(features / np.maximum(norms, np.finfo(np.float32).tiny))
 
 
 def top_neighbors(queries: Floats, references: Floats, k: int) -> tuple[Floats, NDArray[np.int64]]:
@@ -57,7 +57,7 @@ def knn_probabilities(queries: Floats, references: Floats, labels: Labels, num_c
     weights = np.exp((cosines - cosines[:, :1]) / _TEMPERATURE, dtype=np.float64)
     votes = np.zeros((len(queries), num_classes))
     np.add.at(votes, (np.arange(len(queries))[:, None], labels[numbers]), weights)
-    return votes / votes.sum(axis=1, keepdims=True)
+    return np.asarray(votes / votes.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def build_probe(features: Floats, labels: Labels, folds: NDArray[np.int64], num_
 
 
 def standardize(train: Floats, *others: Floats) -> list[Floats]:
-    """Return all features with mean 0 and standard deviation 1 on `train`, on at most 256 principal components of it."""
+    """Return all features with mean 0 and standard deviation 1 on `train`, on at most 256 principal components."""
     mean, std = train.mean(axis=0, dtype=np.float64), train.std(axis=0, dtype=np.float64)
     scaled = [((each - mean) / np.where(std > 0, std, 1)).astype(np.float32) for each in (train, *others)]
     if train.shape[1] <= _MAX_DIMENSIONS:

@@ -49,7 +49,7 @@ def _find_candidates(features: Floats, thumbnails: NDArray[np.uint8]) -> NDArray
     # Either may miss a duplicate: features of a weak model, and thumbnails of a crop.
     pixels, units = torch.from_numpy(thumbnails), unit_rows(features)
     straight, mirrored = (_centered(each).flatten(1).numpy() for each in (pixels, pixels.flip(2)))
-    pairs = set()
+    pairs: set[tuple[int, int]] = set()
     for queries, references in ((units, units), (straight, straight), (mirrored, straight)):
         _, numbers = top_neighbors(queries, references, min(_NUM_CANDIDATES + 1, len(references)))
         for first, row in enumerate(numbers.tolist()):
@@ -91,4 +91,5 @@ def _crop_windows(images: Tensor) -> Tensor:
 def _centered(images: Tensor) -> Tensor:
     """Return images [N, S, S], minus their means, each of length 1, float32: their products are correlations."""
     centered = images.float() - images.float().mean(dim=(1, 2), keepdim=True)
-    return centered / centered.flatten(1).norm(dim=1).clamp_min(1e-6)[:, None, None]
+    lengths: Tensor = torch.linalg.vector_norm(centered, dim=(1, 2), keepdim=True)
+    return centered / lengths.clamp_min(1e-6)

@@ -1,14 +1,17 @@
 """Extrapolate the accuracy of a linear probe to more labeled images."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.random import permutation
+from paceline.core.random import Stream, permutation, uniform
 from paceline.core.statistics import CONFIDENCE, Interval, wilson_interval
 from paceline.inference.probe.classify import Floats, Labels, LinearProbe
 
+_Floats = NDArray[np.float64]
+_SEED: Final = 0
 _SHARES: Final = (0.05, 0.1, 0.2, 0.4)
 """Of the training images of a fold; all of them are the last point, which cross-validation has measured."""
 _NUM_DRAWS: Final = 100
@@ -38,37 +41,40 @@ def measure_curve(
     return curve | {largest: is_correct}
 
 
-def extrapolate(curve: dict[int, NDArray[np.bool_]], num_images: int) -> Interval | None:
-    """Return the accuracy that a power law through `curve` reaches with `num_images` training samples.
+def extrapolate(curve: dict[int, NDArray[np.bool_]], sizes: Sequence[int]) -> list[Interval] | None:
+    """Return the accuracy that a power law through `curve` reaches with each of `sizes` training samples.
 
-    The law is error = a + b * n ** -c with a >= 0 (Hestness et al. 2017, arXiv 1712.00409); the interval is that of a
-    bootstrap of the images. None with fewer than four sizes.
+    The law is error = a + b * n ** -c with a >= 0 (Hestness et al. 2017, arXiv 1712.00409); the intervals are those of
+    a bootstrap of the images. None with fewer than four points.
     """
     if len(curve) < 4:
         return None
-    sizes = np.array(list(curve), dtype=np.float64)
+    ratios = np.array(list(curve), dtype=np.float64) / max(curve)
+    wanted = np.array(sizes, dtype=np.float64) / max(curve)
     correct = np.stack(list(curve.values()))
-    draws = np.random.Generator(np.random.Philox(0)).integers(correct.shape[1], size=(_NUM_DRAWS, correct.shape[1]))
-    value = _fit(sizes, 1 - correct.mean(axis=1), num_images)
-    sampled = [_fit(sizes, 1 - correct[:, draw].mean(axis=1), num_images) for draw in draws]
+    num = correct.shape[1]
+    draws = np.floor(uniform(_SEED, Stream.SAMPLE, 0, np.arange(_NUM_DRAWS), num) * num).astype(np.int64)
+    values = _extrapolate_law(ratios, 1 - correct.mean(axis=1), wanted)
+    sampled = [_extrapolate_law(ratios, 1 - correct[:, draw].mean(axis=1), wanted) for draw in draws]
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(sampled, [tail, 1 - tail]).tolist()
-    return Interval(value=value, low=min(low, value), high=max(high, value), n=correct.shape[1])
+    bounds = np.quantile(sampled, [tail, 1 - tail], axis=0)
+    return [
+        Interval(value=value, low=min(low, value), high=max(high, value), n=num)
+        for value, low, high in zip(values.tolist(), *bounds.tolist(), strict=True)
+    ]
 
 
-def _fit(sizes: NDArray[np.float64], errors: NDArray[np.float64], num_images: int) -> float:
-    """Return the accuracy at `num_images` of the power law that fits `errors` best."""
+def _extrapolate_law(ratios: _Floats, errors: _Floats, wanted: _Floats) -> _Floats:
+    """Return the accuracies at `wanted` of the power law that fits `errors` at `ratios` best."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-    ratios = sizes / sizes[-1]
-
-    def residuals(law: NDArray[np.float64]) -> NDArray[np.float64]:
+    def residuals(law: _Floats) -> _Floats:
         floor, scale, power = law
         return np.asarray(floor + scale * ratios**-power - errors)
 
     start = (errors[-1] / 2, errors[-1] / 2, 0.5)
     floor, scale, power = least_squares(residuals, start, bounds=([0, 0, 0], [1, 1, 2])).x
-    return float(1 - floor - scale * (num_images / sizes[-1]) ** -power)
+    return np.asarray(1 - floor - scale * wanted**-power)
 
 
 def curve_points(curve: dict[int, NDArray[np.bool_]]) -> list[tuple[int, Interval]]:

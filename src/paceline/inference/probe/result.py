@@ -12,8 +12,11 @@ from paceline.core.csv_cells import to_cell
 from paceline.core.dataset import Source
 from paceline.core.probe_result import CurvePoint, DuplicatePair, ProbedImage, ProbeResult, SuspectLabel, UnusualImage
 from paceline.core.results import printable_class_name
+from paceline.data.files import printable
+from paceline.data.sources.image_files import ImageFileSource
 from paceline.inference.probe.answers import Answers
 from paceline.inference.probe.backbone import SplitFeatures
+from paceline.training.datasets import DecodedSource
 
 _MAX_LISTED: Final = 100
 _DIGITS: Final = 6
@@ -43,7 +46,7 @@ class ProbedSplits:
         return ProbedImage(
             split=source.info.split,
             index=index,
-            name=printable_class_name(source.name_of(index)),
+            name=printable_class_name(_listed_name(source, index)),
             label=self.class_names[features.labels[row]],
         )
 
@@ -81,6 +84,13 @@ def build_result(answers: Answers, splits: ProbedSplits, **fields: Any) -> Probe
         ],
         **fields,
     )
+
+
+def _listed_name(source: Source, index: int) -> str:
+    """Return the path of an image file below its root, or the name of another sample."""
+    while isinstance(source, DecodedSource):
+        source = source.source
+    return printable(source.get_listed_path(index)) if isinstance(source, ImageFileSource) else source.name_of(index)
 
 
 def _describe_suspect(answers: Answers, splits: ProbedSplits, number: int) -> SuspectLabel:
