@@ -443,7 +443,9 @@ class ProbeOptions:
     run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/probe-RECIPE-TIME")] = (
         None
     )
-    cache: Annotated[Path, _folder_option(help="Folder of computed features.")] = Path("~/.cache/paceline/features")
+    cache: Annotated[
+        Path | None, _folder_option(help="Folder of computed features.", show_default="~/.cache/paceline/features")
+    ] = None
     cache_gb: Annotated[
         float, typer.Option(min=0, metavar="GB", help="Largest size of that folder; 0 stores no features.")
     ] = 1.0

@@ -38,6 +38,7 @@ _RUN_FIELDS: Final = (
     "parallel.",
 )
 """Beginnings of the fields that may differ from a run's: the others would change its features, or have no effect."""
+_CACHE: Final = "~/.cache/paceline/features"
 _VAL_SHARE: Final = 4
 """Of the images to probe, at most one in four is a validation image."""
 
@@ -54,7 +55,7 @@ def probe(options: ProbeOptions) -> int:
         if options.checkpoint != "last":
             raise RecipeError(f"--checkpoint: {options.checkpoint} has no effect without a run (leave it out)")
         loaded = with_weights_defaults(loaded)
-    folder = _claim_folder(loaded.name, options.run_dir)
+    _refuse_content(options.run_dir)
     with announce(f"probing {printable(name)}"):
         from paceline.inference.probe.answers import answer, check_labels
         from paceline.inference.probe.backbone import compute_features
@@ -64,7 +65,7 @@ def probe(options: ProbeOptions) -> int:
 
     set_threads(loaded.recipe.parallel, World.single())
     backbone, datasets = _load(loaded, run, options)
-    cache = FeatureCache(expand_path(str(options.cache)), round(options.cache_gb * 1e9)) if options.cache_gb else None
+    cache = FeatureCache(expand_path(str(options.cache or _CACHE)), round(options.cache_gb * 1e9)) if options.cache_gb else None
     started_s = time.perf_counter()
     num_val = min(len(datasets.val), options.images // _VAL_SHARE)
     num_train = min(len(datasets.train), options.images - num_val)
@@ -88,6 +89,7 @@ def probe(options: ProbeOptions) -> int:
         notes=(*_subset_notes(splits, options.images), *notes),
         command=("paceline", *sys.argv[1:]),
     )
+    folder = _create_folder(loaded.name, options.run_dir)
     for file, text in (
         ("images.csv", images_csv(answers, splits)),
         ("duplicates.csv", duplicates_csv(answers, splits)),
@@ -107,18 +109,26 @@ def _check_run_fields(loaded: LoadedRecipe) -> None:
             )
 
 
-def _claim_folder(name: str, run_dir: Path | None) -> RunDir:
-    """Return a new or empty folder for the results. Raise `RecipeError` if `run_dir` is neither."""
+def _refuse_content(run_dir: Path | None) -> None:
+    """Raise `RecipeError` if the folder `run_dir` holds anything, before the work starts."""
+    try:
+        if run_dir is not None and any(expand_path(str(run_dir)).iterdir()):
+            raise RecipeError(f"--run-dir: {run_dir} is not empty (name a new folder)")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise RecipeError(f"--run-dir: {run_dir} cannot be used: {error.strerror} (name another)") from None
+
+
+def _create_folder(name: str, run_dir: Path | None) -> RunDir:
+    """Create and return the folder of the results. Raise `RecipeError` on failure."""
     if run_dir is None:
         return RunDir.claim(f"probe-{name}", datetime.now())
     folder = expand_path(str(run_dir))
     try:
         make_folder(folder, parents=True)
-        is_empty = not any(folder.iterdir())
     except OSError as error:
         raise RecipeError(f"--run-dir: {folder} cannot be made: {error.strerror} (name another)") from None
-    if not is_empty:
-        raise RecipeError(f"--run-dir: {folder} is not empty (name a new folder)")
     return RunDir(folder)
 
 
