@@ -36,7 +36,7 @@ class Reference:
     """
 
     features: Tensor
-    held_out: Tensor
+    val_distances: Tensor
     checkpoint: str = ""
 
     @classmethod
@@ -50,8 +50,8 @@ class Reference:
         numbers = np.sort(permutation(0, 0, len(train))[: min(MAX_REFERENCES, max(1, len(train) * 4 // 5))])
         # As they are stored: the threshold then holds exactly.
         reference = cls(_units(train[numbers]).half().float(), torch.empty(0), checkpoint)
-        held_out = val if len(val) else np.delete(train, numbers, axis=0)
-        return cls(reference.features, reference.distances(held_out).sort().values, checkpoint), numbers
+        val_features = val if len(val) else np.delete(train, numbers, axis=0)
+        return cls(reference.features, reference.distances(val_features).sort().values, checkpoint), numbers
 
     def distances(self, features: NDArray[np.float32] | Tensor, *, is_reference: bool = False) -> Tensor:
         """Return the distance of each row of `features`, float32 [N, D], to its fifth nearest reference: float32 [N].
@@ -69,14 +69,14 @@ class Reference:
         None if there are too few held-out images for that rate.
         """
         # The conformal quantile, which holds for any distribution: Vovk et al. 2005, Algorithmic Learning.
-        rank = math.ceil((len(self.held_out) + 1) * (1 - rate))
-        return float(self.held_out[rank - 1]) if rank <= len(self.held_out) else None
+        rank = math.ceil((len(self.val_distances) + 1) * (1 - rate))
+        return float(self.val_distances[rank - 1]) if rank <= len(self.val_distances) else None
 
     def threshold(self, rate: float) -> float:
         """Return `quantile(rate)`. Raise `RecipeError` if there is none."""
         found = self.quantile(rate)
         if found is None:
-            num = len(self.held_out)
+            num = len(self.val_distances)
             raise RecipeError(
                 f"--reject: {rate:g} needs at least {math.ceil(1 / rate) - 1:,} held-out images, and paceline probe "
                 f"had {num:,} (reject at least {1 / (num + 1):.2g})"
@@ -85,7 +85,7 @@ class Reference:
 
     def write(self, path: Path) -> None:
         """Write the reference, with features in float16. Raise `PacelineError` on failure."""
-        tensors = {"features": self.features.half(), "held_out": self.held_out}
+        tensors = {"features": self.features.half(), "val_distances": self.val_distances}
         try:
             write_tensors(path, tensors, {"version": _VERSION, "checkpoint": self.checkpoint})
         except OSError as error:
@@ -101,7 +101,7 @@ def read_reference(run: RunDir, checkpoint: str) -> Reference:
     fix = f"run `paceline probe {run.path}`"
     try:
         tensors, facts = read_tensors(path)
-        found = Reference(tensors["features"].float(), tensors["held_out"], facts["checkpoint"])
+        found = Reference(tensors["features"].float(), tensors["val_distances"], facts["checkpoint"])
     except FileNotFoundError:
         raise RecipeError(f"--reject: {path} does not exist ({fix})") from None
     except (OSError, ValueError, KeyError) as error:

@@ -115,8 +115,8 @@ def answer(
     linear, knn = np.empty((len(labels), num_classes)), np.empty((len(labels), num_classes))
     linear[:num_train] = cross_validated
     for fold in range(NUM_FOLDS):
-        held_out, others = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
-        knn[held_out] = knn_probabilities(units[held_out], units[others], labels[others], num_classes)
+        tested, others = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        knn[tested] = knn_probabilities(units[tested], units[others], labels[others], num_classes)
     if val is not None:
         linear[num_train:] = probe.predict(standardized[0], train.labels, standardized[1])
         knn[num_train:] = knn_probabilities(units[num_train:], units[:num_train], train.labels, num_classes)

@@ -30,7 +30,6 @@ class FeatureCache:
         try:
             tensors, digest = read_tensors(path)
             if weights_sha256(tensors) == digest.get(_DIGEST):
-                path.touch()  # used now: others are removed first
                 return tensors
         except (OSError, ValueError):
             pass

@@ -85,19 +85,19 @@ class LinearProbe:
         """Return float64 [N, num_classes]: each fold is classified by the probe of the others."""
         probabilities = np.empty((len(labels), self.num_classes))
         for fold in np.unique(folds):
-            is_held_out = folds == fold
-            fitted = self.predict(features[~is_held_out], labels[~is_held_out], features[is_held_out])
-            probabilities[is_held_out] = fitted
+            is_tested = folds == fold
+            fitted = self.predict(features[~is_tested], labels[~is_tested], features[is_tested])
+            probabilities[is_tested] = fitted
         return probabilities
 
 
 def build_probe(features: Floats, labels: Labels, folds: NDArray[np.int64], num_classes: int) -> LinearProbe:
     """Return the linear probe with the penalty that has the least cross-entropy on the first fold."""
-    is_held_out = folds == folds.min()
+    is_tested = folds == folds.min()
 
     def cross_entropy(probe: LinearProbe) -> float:
-        shares = probe.predict(features[~is_held_out], labels[~is_held_out], features[is_held_out])
-        return float(-np.log(shares[np.arange(len(shares)), labels[is_held_out]] + 1e-12).mean())
+        shares = probe.predict(features[~is_tested], labels[~is_tested], features[is_tested])
+        return float(-np.log(shares[np.arange(len(shares)), labels[is_tested]] + 1e-12).mean())
 
     return min((LinearProbe(num_classes, c) for c in _PENALTIES), key=cross_entropy)
 

@@ -33,10 +33,10 @@ def measure_curve(
     for size in (size for size in sizes if size >= _MIN_IMAGES_PER_CLASS * probe.num_classes):
         correct = np.empty(len(labels), dtype=bool)
         for fold in np.unique(folds):
-            train, held_out = np.flatnonzero(folds != fold), folds == fold
+            train, tested = np.flatnonzero(folds != fold), folds == fold
             subset = train[permutation(size, int(fold), len(train))[:size]]
-            shares = probe.predict(features[subset], labels[subset], features[held_out])
-            correct[held_out] = shares.argmax(axis=1) == labels[held_out]
+            shares = probe.predict(features[subset], labels[subset], features[tested])
+            correct[tested] = shares.argmax(axis=1) == labels[tested]
         curve[size] = correct
     return curve | {largest: is_correct}
 
