@@ -65,7 +65,11 @@ def probe(options: ProbeOptions) -> int:
 
     set_threads(loaded.recipe.parallel, World.single())
     backbone, datasets = _load(loaded, run, options)
-    cache = FeatureCache(expand_path(str(options.cache or _CACHE)), round(options.cache_gb * 1e9)) if options.cache_gb else None
+    cache = (
+        FeatureCache(expand_path(str(options.cache or _CACHE)), round(options.cache_gb * 1e9))
+        if options.cache_gb
+        else None
+    )
     started_s = time.perf_counter()
     num_val = min(len(datasets.val), options.images // _VAL_SHARE)
     num_train = min(len(datasets.train), options.images - num_val)
