@@ -47,8 +47,13 @@ class Separability:
 
     @property
     def confidence(self) -> Shares:
-        """The linear probe's probability of each image's label: the lower, the more likely the label is wrong."""
-        return np.asarray(self.linear[np.arange(len(self.labels)), self.labels])
+        """Return the linear probe's probability of each image's label: the lower, the more likely the label is wrong.
+
+        It is 1 for labels of fewer than two training images, which a probe cannot learn.
+        """
+        counts = np.bincount(self.labels[: self.num_train], minlength=self.linear.shape[1])
+        own = self.linear[np.arange(len(self.labels)), self.labels]
+        return np.where(counts[self.labels] < 2, 1.0, own)
 
     def find_suspects(self) -> NDArray[np.int64]:
         """Return the images whose label is likely wrong by confident learning, the least confident first.
@@ -63,7 +68,7 @@ class Separability:
         thresholds = np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
         is_confident = self.linear >= thresholds
         candidate = np.where(is_confident, self.linear, -1).argmax(axis=1)
-        is_suspect = is_confident.any(axis=1) & (candidate != self.labels)
+        is_suspect = is_confident.any(axis=1) & (candidate != self.labels) & (self.confidence < 1)
         suspects = np.flatnonzero(is_suspect)
         return suspects[np.argsort(self.confidence[suspects], kind="stable")]
 
