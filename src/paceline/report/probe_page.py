@@ -68,7 +68,10 @@ def build_probe_page(result: ProbeResult, title: str, thumbnails: Thumbnails) ->
         paceline=__version__,
         about="Probe of a dataset",
         source="the features of a frozen model. Numbers are those of probe.json, rounded here only",
-        summary=[_first_rows(each) for each in (suspects, duplicates, unusual) if each.rows],
+        summary=[
+            *(_first_rows(each) for each in (suspects, duplicates, unusual) if each.rows),
+            *map(Paragraph, result.notes),
+        ],
     )
 
 
