@@ -28,6 +28,7 @@ from paceline.cli.options import (
     OptionsT,
     PredictOptions,
     PredictScalingOptions,
+    ProbeOptions,
     ProfileOptions,
     RecipesOptions,
     ReportOptions,
@@ -202,6 +203,15 @@ def predict(options: PredictOptions) -> int:
     """Classify images with a trained model."""
     note_duplicate_work("predict")
     from paceline.cli.predict import predict as work
+
+    return work(options)
+
+
+@_verb("paceline probe runs/digits-20261121-101500 --images 2000", panel=_TRAIN)
+def probe(options: ProbeOptions) -> int:
+    """Find wrong labels, duplicates, leaks and unusual images, and whether more labels would help."""
+    note_duplicate_work("probe")
+    from paceline.cli.probe import probe as work
 
     return work(options)
 

@@ -13,7 +13,7 @@ from paceline.data.files import expand_path, is_file, is_folder, printable
 from paceline.data.sources.folder import VAL_FOLDERS
 from paceline.models.weights_recipe import with_weights_defaults
 from paceline.recipe.consent import require_consent
-from paceline.recipe.load import DEFAULT, Patch, load, preset_names
+from paceline.recipe.load import DEFAULT, LoadedRecipe, Patch, load, preset_names
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import SourceSection
 
@@ -55,12 +55,24 @@ def read_source(
         return _load_recipe_data(DEFAULT, overrides, trust_code=trust_code, for_model=for_model)
     if "=" in src and not os.path.lexists(expand_path(src)):
         return _load_recipe_data(DEFAULT, [src, *overrides], trust_code=trust_code, for_model=for_model)
-    settings = tuple(_source_settings(src, overrides))
-    if not settings:
-        _refuse_unknown(src)
+    loaded = _load_folder_recipe(src, overrides)
+    if loaded is None:
         return _load_recipe_data(src, overrides, trust_code=trust_code, for_model=for_model)
-    loaded = load(_FOLDER_PRESET, Patch((*settings, *Patch.parse(overrides).assignments)))  # `src` is a path, not YAML
     return DataRequest(printable(src), loaded.recipe.data, is_recipe=False)
+
+
+def load_recipe_or_data(src: str, overrides: list[str]) -> LoadedRecipe:
+    """Return the recipe `src`, or the recipe for the folder, list or pack `src`. Raise `RecipeError` for neither."""
+    return _load_folder_recipe(src, overrides) or load(src, Patch.parse(overrides))
+
+
+def _load_folder_recipe(src: str, overrides: list[str]) -> LoadedRecipe | None:
+    """Return the recipe that trains on the folder, list or pack `src`, or None if it is the name of a recipe."""
+    settings = tuple(_source_settings(src, overrides))
+    if settings:
+        return load(_FOLDER_PRESET, Patch((*settings, *Patch.parse(overrides).assignments)))  # a path, not YAML
+    _refuse_unknown(src)
+    return None
 
 
 def _refuse_unknown(src: str) -> None:

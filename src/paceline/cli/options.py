@@ -205,6 +205,14 @@ class PredictOptions:
         ),
     ] = "auto"
     device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Device to run the model on.")] = "auto"
+    reject: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE|auto",
+            help="Mark images unlike the training images, at this rate of held-out images, such as 0.01; auto: 0.05. "
+            "Requires paceline probe RUN.",
+        ),
+    ] = None
     trust_code: TrustCode = False
     as_json: AsJson = False
 
@@ -412,6 +420,36 @@ class SubmitOptions:
     dry_run: Annotated[
         bool, _flag("--dry-run", help="Check everything and print the job script; write and submit nothing.")
     ] = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """Options of `paceline probe`."""
+
+    args: Annotated[
+        list[str],
+        _argument(
+            metavar="RUN|RECIPE|FOLDER KEY=VALUE",
+            help="A run directory, whose model is probed on its own images or those of data.source.root=FOLDER; or a "
+            "recipe or a folder of images, with model.weights.",
+        ),
+    ]
+    checkpoint: Checkpoint = "last"
+    images: Annotated[
+        int,
+        typer.Option(min=100, metavar="N", help="Images to probe at most, at most a quarter of them for validation."),
+    ] = 5000
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/probe-RECIPE-TIME")] = (
+        None
+    )
+    cache: Annotated[
+        Path | None, _folder_option(help="Folder of computed features.", show_default="~/.cache/paceline/features")
+    ] = None
+    cache_gb: Annotated[
+        float, typer.Option(min=0, metavar="GB", help="Largest size of that folder; 0 stores no features.")
+    ] = 1.0
+    trust_code: TrustCode = False
     as_json: AsJson = False
 
 

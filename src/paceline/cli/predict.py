@@ -27,6 +27,7 @@ ShowImage = Callable[["Prediction | UnreadableImage"], None]
 _DIGITS = 6
 FORMATS = ("auto", "table", "csv", "jsonl")
 _SOME_UNREAD_CODE = 1
+_DEFAULT_REJECT_RATE = 0.05
 
 
 def predict(options: PredictOptions) -> int:
@@ -34,6 +35,7 @@ def predict(options: PredictOptions) -> int:
     _check_options(options)
     if options.as_json and options.format != "auto":
         raise RecipeError(f"--format: {options.format} has no effect with --json (leave one of them out)")
+    rate = None if options.reject is None else _parse_rate(options.reject)
     RunDir.existing(options.run)
     with announce(f"loading {options.run}"):
         from paceline.core.host import rank_cores
@@ -41,6 +43,7 @@ def predict(options: PredictOptions) -> int:
         from paceline.inference.images import STDIN_NAME, list_images
         from paceline.inference.predict import predict_images as predicted
         from paceline.inference.predict import read_images
+        from paceline.inference.reference import Rejector
         from paceline.parallel.device import set_threads
 
     world = enter_world()
@@ -48,6 +51,7 @@ def predict(options: PredictOptions) -> int:
     if options.checkpoint == "last":
         warn_missing_final(RunDir(classifier.run), classifier.checkpoint)
     warn_uncalibrated(RunDir(classifier.run), classifier)
+    rejector = Rejector.load(classifier, rate) if rate is not None else None
     set_threads(
         classifier.recipe.parallel, world
     )  # as in evaluation: the number of threads can change the order of sums
@@ -57,15 +61,30 @@ def predict(options: PredictOptions) -> int:
     paths = list_images(options.images, _open_stdin() if STDIN_NAME in options.images else (), arrays=arrays)
     num_unread = 0
     with (
-        build_printer("json" if options.as_json else options.format, classifier.checkpoint, top) as show,
+        build_printer(
+            "json" if options.as_json else options.format, classifier.checkpoint, top, rejects=rejector is not None
+        ) as show,
         contextlib.closing(
             read_images(classifier, paths, threads=rank_cores(world), num_ahead=2 * options.batch_size)
         ) as pictures,
     ):
-        for each in predicted(classifier, pictures, batch_size=options.batch_size, top=top):
+        for each in predicted(classifier, pictures, batch_size=options.batch_size, top=top, rejector=rejector):
             num_unread += isinstance(each, UnreadableImage)
             show(each)
     return _SOME_UNREAD_CODE if num_unread else 0
+
+
+def _parse_rate(text: str) -> float:
+    """Return the share of images to reject. Raise `RecipeError` if `text` is none."""
+    if text == "auto":
+        return _DEFAULT_REJECT_RATE
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 1:
+        raise RecipeError(f"--reject: {text!r} is not a share of images (write auto or a number such as 0.01)")
+    return rate
 
 
 def _open_stdin() -> BinaryIO:
@@ -82,8 +101,10 @@ def _check_options(options: PredictOptions) -> None:
         raise RecipeError(f"--format: {options.format!r} is not known{hint} (use {', '.join(FORMATS)})")
 
 
-def build_printer(format: str, checkpoint: Path, top: int) -> contextlib.AbstractContextManager[ShowImage]:
-    """Return a context that yields a function to print each image's `top` classes.
+def build_printer(
+    format: str, checkpoint: Path, top: int, *, rejects: bool = False
+) -> contextlib.AbstractContextManager[ShowImage]:
+    """Return a context that yields a function to print each image's `top` classes, and whether it is rejected.
 
     `format` is table, csv, jsonl, json (one document) or auto. An unreadable image is a line on stderr, and a row
     except in tables.
@@ -97,11 +118,11 @@ def build_printer(format: str, checkpoint: Path, top: int) -> contextlib.Abstrac
             return _print_table_at_end(checkpoint)
         case "auto" if sys.stdout.isatty():
             return _print_table_at_end(checkpoint)
-    return _print_csv(top)
+    return _print_csv(top, rejects=rejects)
 
 
 def prediction_row(each: "Prediction | UnreadableImage") -> dict[str, Any]:
-    """Return {image, predictions: [{class, probability}]}, or {image, error}.
+    """Return {image, predictions: [{class, probability}]}, or {image, error}; with a rejector, its answer too.
 
     `image` is the path unescaped; `os.fsencode` restores its bytes.
     """
@@ -109,7 +130,8 @@ def prediction_row(each: "Prediction | UnreadableImage") -> dict[str, Any]:
     if isinstance(each, UnreadableImage):
         return {"image": image, "error": each.reason}
     guesses = [{"class": guess.name, "probability": _rounded_probability(guess)} for guess in each.guesses]
-    return {"image": image, "predictions": guesses}
+    row = {"image": image, "predictions": guesses}
+    return row if each.distance is None else {**row, "rejected": each.is_rejected, "distance": _round(each.distance)}
 
 
 @contextlib.contextmanager
@@ -138,20 +160,22 @@ def _print_jsonl() -> Iterator[ShowImage]:
 
 
 @contextlib.contextmanager
-def _print_csv(top: int) -> Iterator[ShowImage]:
-    """Print a row per image: path, `top` pairs of class and probability, error."""
+def _print_csv(top: int, *, rejects: bool) -> Iterator[ShowImage]:
+    """Print a row per image: path, `top` pairs of class and probability, with `rejects` the answer to it, error."""
     table = csv.writer(sys.stdout, lineterminator="\n")
     pairs = ((f"class_{number}", f"probability_{number}") for number in range(1, top + 1))
-    table.writerow(["image", *(column for pair in pairs for column in pair), "error"])
+    more = ["rejected", "distance"] if rejects else []
+    table.writerow(["image", *(column for pair in pairs for column in pair), *more, "error"])
 
     def show(each: "Prediction | UnreadableImage") -> None:
         _print_unread(each)
         name = to_cell(os.fspath(each.path))
         if isinstance(each, UnreadableImage):
-            table.writerow([name, *[""] * (2 * top), to_cell(each.reason)])
+            table.writerow([name, *[""] * (2 * top + len(more)), to_cell(each.reason)])
         else:
             cells = [cell for guess in each.guesses for cell in (to_cell(guess.name), _rounded_probability(guess))]
-            table.writerow([name, *cells, *[""] * (2 * top - len(cells)), ""])
+            answer = [int(each.is_rejected), _round(each.distance)] if each.distance is not None else []
+            table.writerow([name, *cells, *[""] * (2 * top - len(cells)), *answer, ""])
         sys.stdout.flush()
 
     yield show
@@ -183,13 +207,15 @@ def _print_predictions(predictions: list["Prediction"], title: str) -> None:
 
     if len(predictions) == 1:
         rows = [[printable(guess.name), share(guess.probability)] for guess in predictions[0].guesses]
+        if predictions[0].is_rejected:
+            print("rejected: unlike the training images")
         print_table(f"{printable(predictions[0].path)} ({title})", ("class", "probability"), rows)
         return
     many = [
         [
             printable(each.path),
             *([printable(each.guesses[0].name), share(each.guesses[0].probability)] if each.guesses else ["", ""]),
-            _other_guesses(each.guesses[1:]),
+            "rejected: unlike the training images" if each.is_rejected else _other_guesses(each.guesses[1:]),
         ]
         for each in predictions
     ]
@@ -203,7 +229,11 @@ def _other_guesses(guesses: tuple["Guess", ...]) -> str:
 
 def _rounded_probability(guess: "Guess") -> float:
     """Return the probability with the digits that float32 guarantees."""
-    return float(f"{guess.probability:.{_DIGITS}g}")
+    return _round(guess.probability)
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def _print_unread(each: "Prediction | UnreadableImage") -> None:

@@ -205,6 +205,8 @@ class RunDir:
     """The folder of training images of the first step as the model sees them, and `inputs.json`, which lists them."""
     profile = _Inside("profile.json")
     """The result of `paceline profile`, as JSON."""
+    reference = _Inside("reference.safetensors")
+    """Features of training images, which `paceline probe` writes for `paceline predict --reject`."""
     report = _Inside("report.html")
     """The report, one HTML file."""
 

@@ -126,6 +126,7 @@ class DeviceTransfer:
         timed: bool = False,
     ) -> None:
         self.mean = mean
+        self.std = std
         self.pixels = pixels
         self.device = device
         self._copy = DeviceCopy(device, timed=timed)

@@ -19,6 +19,8 @@ from paceline.data.bad_images import ImageError
 from paceline.data.files import printable
 from paceline.inference.classifier import Classifier
 from paceline.inference.images import UnreadableImage
+from paceline.inference.reference import Rejector
+from paceline.models.features import capture_features
 
 # Size of the largest image that is decoded: 128 million pixels, four channels of 16 bits, uncompressed.
 _MAX_IMAGE_BYTES = 2**30
@@ -96,14 +98,24 @@ class Guess:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An image by path and its most likely classes, most likely first; with several labels, those it has."""
+    """An image by path and its most likely classes, most likely first; with several labels, those it has.
+
+    With a `Rejector`, `distance` is its distance to the training images, and `is_rejected` whether that is too large.
+    """
 
     path: Path
     guesses: tuple[Guess, ...]
+    distance: float | None = None
+    is_rejected: bool = False
 
 
 def predict_images(
-    classifier: Classifier, images: Iterable[InputImage | UnreadableImage], *, batch_size: int, top: int
+    classifier: Classifier,
+    images: Iterable[InputImage | UnreadableImage],
+    *,
+    batch_size: int,
+    top: int,
+    rejector: Rejector | None = None,
 ) -> Iterator[Prediction | UnreadableImage]:
     """Yield the `top` classes of each of `images` in order, running up to `batch_size` images at once.
 
@@ -120,9 +132,9 @@ def predict_images(
         batch.append(each)
         num_images += isinstance(each, InputImage)
         if num_images == batch_size or len(batch) >= _MAX_PENDING_BATCHES * batch_size:
-            yield from _predict_batch(classifier, batch, top)
+            yield from _predict_batch(classifier, batch, top, rejector)
             batch, num_images = [], 0
-    yield from _predict_batch(classifier, batch, top)
+    yield from _predict_batch(classifier, batch, top, rejector)
 
 
 def rank_classes(
@@ -148,13 +160,14 @@ def rank_classes(
 
 
 def _predict_batch(
-    classifier: Classifier, batch: Sequence[InputImage | UnreadableImage], top: int
+    classifier: Classifier, batch: Sequence[InputImage | UnreadableImage], top: int, rejector: Rejector | None
 ) -> Iterator[Prediction | UnreadableImage]:
     pixels = [each.pixels for each in batch if isinstance(each, InputImage)]
     names = [printable_class_name(name) for name in classifier.classes]
-    log_probabilities = (
-        _compute_log_probabilities(classifier, torch.stack(pixels)) if pixels else torch.empty(0, len(names))
-    )
+    log_probabilities = torch.empty(0, len(names))
+    distances: Iterator[float] = iter(())
+    if pixels:
+        log_probabilities, distances = _run_model(classifier, torch.stack(pixels), rejector)
     are_numbers = iter((~log_probabilities.isnan().any(dim=1)).tolist())
     guesses = iter(rank_classes(log_probabilities, names, top, classifier.threshold))
     for each in batch:
@@ -162,7 +175,20 @@ def _predict_batch(
             yield each
             continue
         guess = next(guesses)
-        yield Prediction(each.path, guess) if next(are_numbers) else UnreadableImage(each.path, _NAN_LOGITS)
+        distance = next(distances, None)
+        is_rejected = rejector is not None and distance is not None and distance > rejector.threshold
+        prediction = Prediction(each.path, guess, distance, is_rejected)
+        yield prediction if next(are_numbers) else UnreadableImage(each.path, _NAN_LOGITS)
+
+
+def _run_model(classifier: Classifier, images: Tensor, rejector: Rejector | None) -> tuple[Tensor, Iterator[float]]:
+    """Return log-probabilities [N, classes], and with a rejector the distance of each image."""
+    if rejector is None:
+        return _compute_log_probabilities(classifier, images), iter(())
+    with capture_features(classifier.model, rejector.layer) as captured:
+        log_probabilities = _compute_log_probabilities(classifier, images)
+    # The first view is the image itself.
+    return log_probabilities, iter(rejector.reference.distances(captured[0].cpu()).tolist())
 
 
 def _compute_log_probabilities(classifier: Classifier, images: Tensor) -> Tensor:

@@ -112,15 +112,24 @@ def read_eval_dataset(
             raise
     if isinstance(section, Folder):
         test = load_test_folder(section, skip_bad=skip_bad)
-    _check_channels(test.info, trained.info)
-    if trained.is_pixels and not isinstance(test, ArraySource):
-        test = DecodedSource(test)
+    eval_recipe, test = adapt_to_run(recipe, run_recipe, trained, test)
     warning = _describe_overlap(section, run_recipe.data.source)
     return EvalData(
-        _build_eval_recipe(recipe, run_recipe, trained, test),
+        eval_recipe,
         _with_run_classes(test, trained),
         _build_note(test, trained.info, warning),
     )
+
+
+def adapt_to_run(recipe: Recipe, run_recipe: Recipe, trained: TrainedDataset, source: Source) -> tuple[Recipe, Source]:
+    """Return `recipe` and `source`, images of another dataset, as the model of a run on `trained` takes them.
+
+    Raise `DataError` for other channels or another type of pixels.
+    """
+    _check_channels(source.info, trained.info)
+    if trained.is_pixels and not isinstance(source, ArraySource):
+        source = DecodedSource(source)
+    return _build_eval_recipe(recipe, run_recipe, trained, source), source
 
 
 def match_classes(names: Sequence[str], known: Sequence[str]) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ def save_worst_images(folder: Path, mistakes: Sequence[MisclassifiedImage], sour
 def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, size: int) -> dict[str, Any] | None:
     """Write a thumbnail and return its row, or None for an unreadable image."""
     try:
-        picture = _read_image(source, mistake.index)
+        picture = read_image(source, mistake.index)
     except DataError:
         return None
     names = source.info.class_names
@@ -57,7 +57,7 @@ def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, s
     }
 
 
-def _read_image(source: Source, index: int) -> Image.Image:
+def read_image(source: Source, index: int) -> Image.Image:
     """Return the image in mode L or RGB. Raise `DataError` if it cannot be read."""
     content, _ = source.read(index)
     form = source.info.pixel_format

@@ -49,6 +49,8 @@ VERBS = {
     "ladder FILE": ("ladder", "l.yaml"),
     "scale": ("scale", "r.yaml", "--ranks", "1"),
     "tune": ("tune", "r.yaml"),
+    "probe": ("probe", "r.yaml"),
+    "probe RUN": ("probe", "run"),
     "doctor": ("doctor", "r.yaml"),
     "doctor RUN": ("doctor", "run"),
     "data inspect": ("data", "inspect", "r.yaml"),

@@ -1,0 +1,149 @@
+"""Answer the questions of `paceline probe` from features alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.errors import DataError
+from paceline.core.statistics import Interval, wilson_interval
+from paceline.inference.probe.backbone import SplitFeatures
+from paceline.inference.probe.classify import (
+    NUM_FOLDS,
+    Labels,
+    assign_folds,
+    build_probe,
+    knn_probabilities,
+    standardize,
+    unit_rows,
+)
+from paceline.inference.probe.duplicates import find_near_duplicates
+from paceline.inference.probe.learning_curve import curve_points, extrapolate, measure_curve
+from paceline.inference.reference import DEFAULT_RATE, Reference
+
+_SEED: Final = 0
+Shares = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Separability:
+    """Predictions of the linear probe and of k-NN, float64 [N, num_classes], of training then validation images.
+
+    Training images are predicted by cross-validation, validation images by the probe of all training images.
+    """
+
+    linear: Shares
+    knn: Shares
+    labels: Labels
+    num_train: int
+
+    def accuracy(self, shares: Shares, *, is_val: bool) -> Interval | None:
+        """Return the accuracy of `shares` on a split with Wilson's interval, None without images."""
+        rows = slice(self.num_train, None) if is_val else slice(self.num_train)
+        correct = shares[rows].argmax(axis=1) == self.labels[rows]
+        return wilson_interval(int(correct.sum()), len(correct)) if len(correct) else None
+
+    @property
+    def confidence(self) -> Shares:
+        """Return the linear probe's probability of each image's label: the lower, the more likely the label is wrong.
+
+        It is 1 for labels of fewer than two training images, which a probe cannot learn.
+        """
+        counts = np.bincount(self.labels[: self.num_train], minlength=self.linear.shape[1])
+        own = self.linear[np.arange(len(self.labels)), self.labels]
+        return np.where(counts[self.labels] < 2, 1.0, own)
+
+    def find_suspects(self) -> NDArray[np.int64]:
+        """Return the images whose label is likely wrong by confident learning, the least confident first.
+
+        They are those with a probability of another class that is at least that class's mean over its own images
+        (Northcutt et al. 2021, arXiv 1911.00068, section 3.1).
+        """
+        # Ranked by self-confidence: of the scores tried by benchmarks/probe.py it finds most of the flipped labels.
+        num_classes = self.linear.shape[1]
+        counts = np.bincount(self.labels, minlength=num_classes)
+        sums = np.bincount(self.labels, weights=self.confidence, minlength=num_classes)
+        thresholds = np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
+        is_confident = self.linear >= thresholds
+        candidate = np.where(is_confident, self.linear, -1).argmax(axis=1)
+        is_suspect = is_confident.any(axis=1) & (candidate != self.labels) & (self.confidence < 1)
+        suspects = np.flatnonzero(is_suspect)
+        return suspects[np.argsort(self.confidence[suspects], kind="stable")]
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """All answers; images are numbered training first, then validation."""
+
+    separability: Separability
+    suspects: NDArray[np.int64]
+    pairs: NDArray[np.int64]  # [P, 2]
+    similarities: NDArray[np.float32]
+    curve: Sequence[tuple[int, Interval]]
+    current: Interval | None  # with all training images of the dataset
+    doubled: Interval | None  # with twice as many
+    distances: NDArray[np.float32]  # to the training images
+    reference: Reference
+    threshold: float | None
+
+
+def check_labels(labels: Labels) -> None:
+    """Raise `DataError` if there are too few training images or classes to classify."""
+    counts = np.unique(labels, return_counts=True)[1]
+    if len(counts) < 2 or counts.max() < NUM_FOLDS:
+        raise DataError(
+            f"data.source: has {len(labels):,} training images of {len(counts)} classes, and a linear probe needs two "
+            f"classes with {NUM_FOLDS} images (name another dataset)"
+        )
+
+
+def answer(
+    train: SplitFeatures, val: SplitFeatures | None, num_classes: int, checkpoint: str, total_train: int
+) -> Answers:
+    """Answer all questions from the features of both splits, of a dataset of `total_train` training images.
+
+    `checkpoint` is the digest of a run's weights. Raise `DataError` if there are too few training images.
+    """
+    check_labels(train.labels)
+    splits = [each for each in (train, val) if each is not None]
+    features, thumbnails, labels = (
+        np.concatenate([getattr(each, name) for each in splits]) for name in ("features", "thumbnails", "labels")
+    )
+    num_train = len(train)
+    folds = assign_folds(train.labels, _SEED)
+    standardized = standardize(features[:num_train], features[num_train:])
+    probe = build_probe(standardized[0], train.labels, folds, num_classes)
+    cross_validated = probe.cross_validate(standardized[0], train.labels, folds)
+    units = unit_rows(features)
+    linear, knn = np.empty((len(labels), num_classes)), np.empty((len(labels), num_classes))
+    linear[:num_train] = cross_validated
+    for fold in range(NUM_FOLDS):
+        tested, others = np.flatnonzero(folds == fold), np.flatnonzero(folds != fold)
+        knn[tested] = knn_probabilities(units[tested], units[others], labels[others], num_classes)
+    if val is not None:
+        linear[num_train:] = probe.predict(standardized[0], train.labels, standardized[1])
+        knn[num_train:] = knn_probabilities(units[num_train:], units[:num_train], train.labels, num_classes)
+    separability = Separability(linear, knn, labels, num_train)
+
+    is_correct = cross_validated.argmax(axis=1) == train.labels
+    curve = measure_curve(probe, standardized[0], train.labels, folds, is_correct)
+    forecast = extrapolate(curve, (total_train, 2 * total_train))
+    reference, numbers = Reference.choose(features[:num_train], features[num_train:], checkpoint)
+    distances = reference.distances(features).numpy()
+    # A reference is the nearest to itself.
+    distances[numbers] = reference.distances(features[numbers], is_reference=True).numpy()
+    pairs, similarities = find_near_duplicates(features, thumbnails)
+    return Answers(
+        separability=separability,
+        suspects=separability.find_suspects(),
+        pairs=pairs,
+        similarities=similarities,
+        curve=curve_points(curve),
+        current=forecast[0] if forecast else None,
+        doubled=forecast[1] if forecast else None,
+        distances=distances,
+        reference=reference,
+        threshold=reference.quantile(DEFAULT_RATE),
+    )
