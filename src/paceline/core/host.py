@@ -69,6 +69,13 @@ def memory_left_bytes() -> float:
     return limits.memory_bytes - limits.used_memory_bytes() if limits.memory_bytes < INFINITY else INFINITY
 
 
+def free_memory_bytes(proc: Path = PROC) -> float:
+    """Return the bytes that processes may still allocate in this control group and on this machine."""
+    table = (line.split(":") for line in (proc / "meminfo").read_text().splitlines())
+    free = next(int(value.split()[0]) * 1024 for name, value in table if name == "MemAvailable")
+    return min(free, memory_left_bytes())
+
+
 def usable_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:
     """Return how many CPU cores this process may use, by its affinity mask and CPU quota."""
     return max(1, int(min(_affinity(0), find_limits(proc, mount).cores)))

@@ -159,12 +159,12 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _check_strategy(self) -> Self:
         parallel, train = self.parallel, self.train
-        if parallel.static_graph and train.accumulate > 1:
+        if parallel.static_graph and train.accumulate != 1:
             refuse(
                 "parallel.static_graph",
                 "true cannot leave gradients unsent (set train.accumulate=1, or static_graph=false)",
             )
-        if train.compile in ("reduce-overhead", "max-autotune") and train.accumulate > 1:
+        if train.compile in ("reduce-overhead", "max-autotune") and train.accumulate != 1:
             fix = "max-autotune-no-cudagraphs"
             refuse("train.compile", f"{train.compile} overwrites gradients that accumulate (set train.compile={fix})")
         if train.compile in ("reduce-overhead", "max-autotune") and train.capture == "on":
@@ -183,6 +183,21 @@ class Recipe(Section):
             refuse("model.norm", "sync_batch needs a process for each GPU (set parallel.strategy=ddp)")
         if parallel.strategy == "dataparallel" and train.compile != "off":
             refuse("train.compile", "the copies that dataparallel makes are not compiled (set train.compile=off)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_measured_batch(self) -> Self:
+        """Refuse settings whose memory and speed the steps of a measurement do not show."""
+        field = "train.accumulate" if self.train.accumulate == "auto" else "data.batch_size"
+        if self.train.accumulate != "auto" and not self.data.is_batch_measured:
+            return self
+        for setting, is_on in (
+            ("train.capture=on", self.train.capture == "on"),
+            ("train.distill", self.train.distill != "off"),
+            ("parallel.strategy=dataparallel", self.parallel.strategy == "dataparallel"),
+        ):
+            if is_on:
+                refuse(field, f"auto does not measure steps with {setting} (set a number)")
         return self
 
     @model_validator(mode="after")
