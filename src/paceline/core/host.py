@@ -54,9 +54,13 @@ def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> CgroupLimits:
 
 
 def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
-    """Return how many processes of this control group the kernel's OOM killer has killed; 0 if unknown."""
+    """Return how many processes of this control group the kernel's OOM killer has killed; 0 if unknown.
+
+    In the machine's own group, which has no count, return those of the machine.
+    """
     files = [group / "memory.events" for group in _cgroup_dirs(proc, mount, "")[:1]]
     files += [group / "memory.oom_control" for group in _cgroup_dirs(proc, mount, "memory")[:1]]  # version 1
+    files.append(proc / "vmstat")
     for file in files:
         with contextlib.suppress(OSError, ValueError):
             return _read_table(file).get("oom_kill", 0)

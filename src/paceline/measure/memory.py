@@ -17,7 +17,7 @@ times the count on ResNet-18 (4 to 32 images) and 1.43 times on ResNet-50 (4 to 
 `ru_maxrss` in a process per size."""
 _HOST_SHARE: Final = 0.8
 """Share of the free host memory that training may use: the rest is for logs, checkpoints and evaluation."""
-_DEVICE_SHARE: Final = 0.9
+DEVICE_SHARE: Final = 0.9
 """Share of the free device memory: the rest is for fragments, NCCL and the kernels' workspaces."""
 
 
@@ -79,5 +79,5 @@ def memory_budget(device: torch.device, local_ranks: int) -> int:
     """Return the bytes that one of `local_ranks` ranks may allocate for training on `device`, with a margin."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        return int(_DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+        return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
     return max(0, int(_HOST_SHARE * free_memory_bytes() / local_ranks))

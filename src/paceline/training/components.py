@@ -49,6 +49,7 @@ from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedBuffers, build_nonfinite_guard
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
+from paceline.training.out_of_memory import explain_step
 from paceline.training.outputs import RunOutputs, checkpoint_storage
 from paceline.training.pause_log import build_pause_log, no_log
 from paceline.training.precision import Precision
@@ -269,7 +270,9 @@ def build_trainer(
     )
     return Trainer(
         model=training_state.model,
-        step=prepared.capture(step, outputs.sinks.warned) if prepared.capture else step,
+        step=explain_step(
+            prepared.capture(step, outputs.sinks.warned) if prepared.capture else step, context, training_state
+        ),
         guard=update.guard,
         schedule=schedule,
         loader=meter.loader,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.interrupts import Interrupts
@@ -78,6 +78,10 @@ class RunProcess:
     progress: ProgressReporter
     first_started_s: float = math.inf
     deadline: Deadline | None = None
+
+    def with_provenance(self, values: Mapping[str, Any]) -> "RunProcess":
+        """Return a copy whose invocation has the given provenance too."""
+        return replace(self, invocation=replace(self.invocation, more_provenance=values))
 
     def warn(self, message: str) -> None:
         """Send a warning to the listeners, which only rank 0 has."""

@@ -18,6 +18,7 @@ from paceline.core.world import World
 from paceline.measure.machine import describe_machine
 from paceline.measure.throughput import RunTimer, unix_s
 from paceline.measure.timer import StageTimer, now_s
+from paceline.parallel.binding import bind_rank
 from paceline.parallel.consensus import build_consensus
 from paceline.parallel.process_group import RankStore, rendezvous
 from paceline.parallel.watchdog import watchdog
@@ -34,6 +35,7 @@ from paceline.training.datasets import read_run_data
 from paceline.training.eval_outputs import save_worst_images
 from paceline.training.logging.build import require_sinks
 from paceline.training.measurements import build_run_meter
+from paceline.training.out_of_memory import explain_others
 from paceline.training.outputs import build_run_outputs, find_resume_checkpoint, start_telemetry
 from paceline.training.precision import check_trained_model
 from paceline.training.process import Invocation, RunProcess
@@ -92,6 +94,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         check_plugins(recipe)
         if world.is_main:
             require_sinks(recipe.log)
+        binding = bind_rank(recipe.parallel, world)
         smallest = smallest_batch(recipe, world.world_size)
         read = partial(read_run_data, smallest)
         progress.doing = "reading the dataset"
@@ -99,14 +102,15 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         with open_context(smallest, store, read, world.world_size, progress.on_wait, trained) as context:
             progress.doing = "measuring the batch"
             context, measured = fit_batch(context, recipe, progress.on_wait)
-            invocation = replace(invocation, more_provenance={**invocation.more_provenance, **measured})
-            process = replace(process, invocation=invocation)
+            context = context.with_notes(binding.note)
+            process = process.with_provenance({**measured, **binding.provenance})
             context = context.with_notes(small_batch_warning(requested.data, world.world_size, context.device.type))
             context = context.with_notes(*check_trained_model(recipe.model, recipe.train, context.plan, context.device))
             start_from = find_resume_checkpoint(context, process) if resume else ""
             if start_from and world.is_main:
                 changes = [*changes, *list_changed_plugins(Path(start_from), code_identity(recipe))]
-            return _train(context.with_notes(*changes), process, start_from=start_from).of(rundir.path)
+            with explain_others(context):
+                return _train(context.with_notes(*changes), process, start_from=start_from).of(rundir.path)
 
 
 def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunResult:
