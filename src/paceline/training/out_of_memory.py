@@ -66,9 +66,7 @@ def explain_others(context: RunContext) -> Iterator[None]:
         where = f"rank {context.world.rank} ran out of {_kind(context)} memory outside of training steps"
         tried = _tried_bytes(error)
         what = f"{where}, where it tried to allocate {size(tried)}" if tried else where
-        fix = (
-            f"set it lower, or data.workers, which is {workers}" if workers else "set it lower, or use a smaller model"
-        )
+        other = f"data.workers, which is {workers}" if workers else "model.width"
         raise RecipeError(f"data.eval_batch_size: {batch}: {what} (lower it, or {other})") from None
 
 
