@@ -75,9 +75,16 @@ def read_device_bytes(work: Callable[[], object]) -> Allocated:
     return Allocated(torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before)
 
 
+def device_limit(device: torch.device) -> int:
+    """Return the bytes of a GPU that this process may allocate."""
+    total = torch.cuda.mem_get_info(device)[1]
+    return int(torch.cuda.get_per_process_memory_fraction(device) * total)
+
+
 def memory_budget(device: torch.device, local_ranks: int) -> int:
     """Return the bytes that one of `local_ranks` ranks may allocate for training on `device`, with a margin."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        return int(DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+        free = min(torch.cuda.mem_get_info(device)[0], device_limit(device) - torch.cuda.memory_reserved(device))
+        return max(0, int(DEVICE_SHARE * free))
     return max(0, int(_HOST_SHARE * free_memory_bytes() / local_ranks))

@@ -326,7 +326,8 @@ class _StepMemory:
     def _measure(self, images: int) -> int:
         """Return the bytes of a forward and backward pass beside existing gradients."""
         batch = self._steps.make_batch(images)
-        self._steps.forward_backward(batch)  # lets cuDNN choose its kernels
+        if self._tries:
+            self._steps.forward_backward(batch)  # lets cuDNN choose its kernels
         return self._allocated(lambda: self._steps.forward_backward(batch)).peak
 
     def _extrapolate(self, images: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.core.errors import RecipeError
 from paceline.core.units import count, size
 from paceline.data.batch import Batch
-from paceline.measure.memory import DEVICE_SHARE
+from paceline.measure.memory import DEVICE_SHARE, device_limit
 from paceline.recipe.plan import list_accumulations
 from paceline.training.context import RunContext
 from paceline.training.saver import TrainingState
@@ -39,17 +39,14 @@ def explain_step(step: TrainStep, context: RunContext, training: TrainingState) 
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            plan, rank = context.plan, context.world.rank
-            where = f"rank {rank} ran out of {_kind(context)} memory in step {state.step + 1:,}"
-            needed = f"micro-batches of {count(plan.micro_batch, 'image')} need {_needed_text(context, error)}"
-            number = suggest_accumulation(
-                list_accumulations(context.recipe, plan.world_size),
-                context.recipe.train.num_micro_batches,
-                _overload(context, training, error),
-            )
-            fix = f"train.accumulate={number} or auto, or {_ELSE}" if number else _ELSE
-            now = context.recipe.train.num_micro_batches
-            raise RecipeError(f"train.accumulate: {now}: {where}: {needed} (set {fix})") from None
+            plan, now = context.plan, context.recipe.train.num_micro_batches
+            numbers, overload = list_accumulations(context.recipe, plan.world_size), _overload(context, training, error)
+            number = suggest_accumulation(numbers, now, overload)
+            fix = f"train.accumulate=auto, or at least {number}; or {_ELSE}" if number else _ELSE
+            raise RecipeError(
+                f"train.accumulate: {now}: {_where(context, error)} in step {state.step + 1:,}, with micro-batches of "
+                f"{count(plan.micro_batch, 'image')} (set {fix})"
+            ) from None
 
     return explained
 
@@ -63,11 +60,10 @@ def explain_others(context: RunContext) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         batch, workers = context.plan.eval_batch, context.loader_choice.workers
-        where = f"rank {context.world.rank} ran out of {_kind(context)} memory outside of training steps"
-        tried = _tried_bytes(error)
-        what = f"{where}, where it tried to allocate {size(tried)}" if tried else where
         other = f"data.workers, which is {workers}" if workers else "model.width"
-        raise RecipeError(f"data.eval_batch_size: {batch}: {what} (lower it, or {other})") from None
+        raise RecipeError(
+            f"data.eval_batch_size: {batch}: {_where(context, error)} outside of training steps (lower it, or {other})"
+        ) from None
 
 
 def suggest_accumulation(numbers: list[int], now: int, overload: float) -> int | None:
@@ -86,7 +82,7 @@ def _overload(context: RunContext, training: TrainingState, error: BaseException
     values = [value for state in training.optimizer.state.values() for value in state.values()]
     kept = 2 * sum(each.nbytes for each in parameters)  # weights and gradients
     kept += sum(value.nbytes for value in values if isinstance(value, Tensor))
-    allowed = DEVICE_SHARE * torch.cuda.mem_get_info(context.device)[1] - kept
+    allowed = DEVICE_SHARE * device_limit(context.device) - kept
     activations = torch.cuda.max_memory_allocated(context.device) + _tried_bytes(error) - kept
     return activations / allowed if allowed > 0 else math.inf
 
@@ -100,14 +96,8 @@ def _tried_bytes(error: BaseException) -> float:
     return float(found[1]) if found else 0.0
 
 
-def _needed_text(context: RunContext, error: BaseException) -> str:
-    tried = _tried_bytes(error)
-    more = f", {size(tried)} more than was free" if tried else ""
-    if context.device.type != "cuda":
-        return f"more than there is{more}"
-    total = torch.cuda.mem_get_info(context.device)[1]
-    return f"more than the {size(total)} of the GPU{more}"
-
-
-def _kind(context: RunContext) -> str:
-    return "GPU" if context.device.type == "cuda" else "host"
+def _where(context: RunContext, error: BaseException) -> str:
+    is_gpu, tried = context.device.type == "cuda", _tried_bytes(error)
+    kind = f"the {size(device_limit(context.device))} of its GPU" if is_gpu else "host memory"
+    more = f" when it asked for another {size(tried)}" if tried else ""
+    return f"rank {context.world.rank} ran out of {kind}{more}"
