@@ -42,17 +42,21 @@ class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count its outputs."""
+        for tensor in tree_iter((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                self._add(tensor, from_before=True)
         output = func(*args, **(kwargs or {}))
         for tensor in tree_iter(output):
             if isinstance(tensor, Tensor):
-                self._add(tensor.untyped_storage())
+                self._add(tensor)
         return output
 
-    def _add(self, storage: Any) -> None:
+    def _add(self, tensor: Tensor, *, from_before: bool = False) -> None:
+        storage = tensor.untyped_storage()
         address = storage._cdata  # of the C++ object, which views share
         if address not in self._live:
-            self._live[address] = storage.nbytes()
-            self.kept += storage.nbytes()
+            self._live[address] = 0 if from_before else storage.nbytes()
+            self.kept += self._live[address]
             self.peak = max(self.peak, self.kept)
             weakref.finalize(storage, self._drop, address)
 

@@ -7,6 +7,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
@@ -39,8 +40,8 @@ from paceline.training.nonfinite import NonFiniteReporter
 from paceline.training.optim.build import layers_for_decay
 from paceline.training.trainer import EagerStep
 
-_SMALL: Final = (2, 4)
-"""Images of the micro-batches from which memory is extrapolated."""
+_FIRST_IMAGES: Final = 2
+"""Images of the first micro-batch that is measured."""
 _WORKER_BYTES: Final = 200 * 10**6
 """Memory of a worker process, which imports torch."""
 _TIMED_S: Final = 0.5
@@ -137,10 +138,30 @@ def choose_accumulation(
     return MicroBatchFit(_NONE_FITS, int(needed) if math.isfinite(needed) else 0, allowed)
 
 
-def extrapolate(small: int, small_bytes: int, large: int, large_bytes: int, images: int) -> int:
-    """Return the bytes of `images` on the line through two measurements, or the larger one if it does not rise."""
-    slope = max(0.0, (large_bytes - small_bytes) / (large - small)) if large > small else large_bytes / large
-    return round(large_bytes + slope * (images - large))
+def extrapolate(points: Sequence[tuple[int, int]], images: int) -> int:
+    """Return the bytes of a micro-batch of `images` by measured `points` (images, bytes) in ascending order.
+
+    It is the next larger measurement, or beyond the last one the line through the last two.
+    """
+    larger = next((num_bytes for number, num_bytes in points if number >= images), None)
+    if larger is not None:
+        return larger
+    large, large_bytes = points[-1]
+    small, small_bytes = points[-2] if len(points) > 1 else (0, 0)
+    return round(large_bytes + max(0.0, (large_bytes - small_bytes) / (large - small)) * (images - large))
+
+
+def is_on_line(points: Sequence[tuple[int, int]]) -> bool:
+    """Return whether `points` (images, bytes) have reached the line on which activations exceed all other memory.
+
+    In small micro-batches the peak is that of the gradients of large layers, which hides what an image needs.
+    """
+    if len(points) < 3:
+        return False
+    (first, first_bytes), (second, second_bytes), (third, third_bytes) = points[-3:]
+    before = (second_bytes - first_bytes) / (second - first)
+    slope = (third_bytes - second_bytes) / (third - second)
+    return slope <= 1.05 * before and third_bytes >= 1.5 * second_bytes
 
 
 def _fit_micro_batch(context: RunContext, on_progress: Callable[[], None]) -> MicroBatchFit:
@@ -170,7 +191,7 @@ def _list_fitting_batches(context: RunContext, on_progress: Callable[[], None]) 
     sizes, memory = list_batch_sizes(recipe, world_size, num_samples), _StepMemory(context, on_progress)
     fits = (memory.need(batch // world_size // recipe.train.num_micro_batches) <= memory.allowed for batch in sizes)
     num_fitting = sum(takewhile(bool, fits))
-    num_fitting = -int(_max_over_ranks(context, -num_fitting))
+    num_fitting = -_max_over_ranks(context, -num_fitting)
     if not num_fitting:
         raise RecipeError(
             f"data.batch_size: auto: {count(sizes[0], 'image')} per step do not fit in memory (set data.batch_size, "
@@ -203,17 +224,17 @@ def _seconds_per_step(context: RunContext, steps: "_Steps", images: int, parts: 
             steps.update()
         if context.device.type == "cuda":
             torch.cuda.synchronize()
-        return _max_over_ranks(context, (now_s() - started_s) / number)
+        return _max_over_ranks(context, round((now_s() - started_s) * 1e9 / number)) / 1e9
 
     run(1)
     least, most = _TIMED_STEPS
     return run(min(most, max(least, math.ceil(_TIMED_S / run(1)))))
 
 
-def _max_over_ranks(context: RunContext, value: float) -> float:
+def _max_over_ranks(context: RunContext, value: int) -> int:
     if context.world.world_size == 1:
         return value
-    return float(all_gather_rows(torch.tensor(value, device=context.device, dtype=torch.float64)).max())
+    return int(all_gather_rows(torch.tensor(value, device=context.device)).max())
 
 
 @dataclass(frozen=True)
@@ -277,7 +298,7 @@ def _build_steps(context: RunContext, strategy: Strategy) -> _Steps:
 
 
 class _StepMemory:
-    """The memory of a training step by its micro-batch: measured on one GPU's copy, else extrapolated from small ones.
+    """The memory of a training step by its micro-batch: measured on a GPU, else extrapolated from smaller ones.
 
     To exhaust the memory of a GPU is an error that can be caught. On a CPU the kernel would kill the process, and with
     fsdp the other ranks would wait in a collective. fsdp on CPUs is measured as one whole replica, which needs more.
@@ -290,7 +311,10 @@ class _StepMemory:
         self._tries, self._on_progress = is_gpu and not shards, on_progress
         self._allocated = read_device_bytes if is_gpu else count_host_bytes
         self._rank_batch = context.plan.rank_batch
-        self.allowed = max(0, memory_budget(context.device, world.local_world_size) - _data_bytes(context))
+        # The steps of fsdp are collective, so all ranks must decide alike how many to take.
+        self._agree = partial(_max_over_ranks, context) if shards else int
+        allowed = max(0, memory_budget(context.device, world.local_world_size) - _data_bytes(context))
+        self.allowed = -self._agree(-allowed)
         if not shards and context.recipe.model.norm == "sync_batch":  # each rank measures for itself
             model = context.recipe.model.model_copy(update={"norm": "batch"})
             context = replace(context, recipe=context.recipe.model_copy(update={"model": model}))
@@ -300,9 +324,9 @@ class _StepMemory:
         self.has_batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in layers)
         has_copy = world.world_size > 1 and parallel.strategy == "ddp" and not parallel.bucket_view
         gradients = [each.grad for each in self._steps.model.parameters() if each.grad is not None]
-        self._fixed_bytes = fixed.kept + has_copy * sum(each.nbytes for each in gradients)
+        self._fixed_bytes = self._agree(fixed.kept + has_copy * sum(each.nbytes for each in gradients))
         self._update_bytes = self._allocated(self._steps.update).peak
-        self._small: tuple[int, int, int, int] | None = None
+        self._points: list[tuple[int, int]] = []
 
     def need(self, images: int) -> float:
         """Return the bytes of training with micro-batches of `images`; infinite if a step ran out of memory."""
@@ -318,7 +342,7 @@ class _StepMemory:
     def _build(self, context: RunContext, strategy: Strategy) -> None:
         """Build the model, and run a step, which creates the optimizer's state; keep the gradients of another."""
         self._steps = _build_steps(context, strategy)
-        batch = self._steps.make_batch(min(_SMALL[0], self._rank_batch))
+        batch = self._steps.make_batch(min(_FIRST_IMAGES, self._rank_batch))
         self._steps.forward_backward(batch)
         self._steps.update()
         self._steps.forward_backward(batch)
@@ -328,13 +352,24 @@ class _StepMemory:
         batch = self._steps.make_batch(images)
         if self._tries:
             self._steps.forward_backward(batch)  # lets cuDNN choose its kernels
-        return self._allocated(lambda: self._steps.forward_backward(batch)).peak
+        peak = self._allocated(lambda: self._steps.forward_backward(batch)).peak
+        return self._agree(peak)
 
     def _extrapolate(self, images: int) -> int:
-        if self._small is None:
-            small, large = (min(each, self._rank_batch) for each in _SMALL)
-            self._small = small, self._measure(small), large, self._measure(large)
-        return extrapolate(*self._small, images)
+        if not self._points:
+            self._points = [*self._iter_points()]
+        return extrapolate(self._points, images)
+
+    def _iter_points(self) -> Iterator[tuple[int, int]]:
+        """Measure micro-batches, each at most twice the one before, as long as they are needed and surely fit."""
+        images, points = min(_FIRST_IMAGES, self._rank_batch), []
+        while True:
+            points.append((images, self._measure(images)))
+            yield points[-1]
+            is_last = images == self._rank_batch or self._fixed_bytes + 2 * points[-1][1] > self.allowed
+            if is_last or is_on_line(points):
+                return
+            images = min(2 * images, self._rank_batch)
 
 
 def _data_bytes(context: RunContext) -> int:

@@ -187,13 +187,15 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _check_measured_batch(self) -> Self:
-        """Refuse settings whose memory and speed the steps of a measurement do not show."""
-        field = "train.accumulate" if self.train.accumulate == "auto" else "data.batch_size"
-        if self.train.accumulate != "auto" and not self.data.is_batch_measured:
+        """Refuse settings whose memory or speed the eager steps of a measurement do not show."""
+        train, times = self.train, self.data.is_batch_measured
+        if train.accumulate != "auto" and not times:
             return self
+        field = "train.accumulate" if train.accumulate == "auto" else "data.batch_size"
         for setting, is_on in (
-            ("train.capture=on", self.train.capture == "on"),
-            ("train.distill", self.train.distill != "off"),
+            ("train.capture=on", train.capture == "on"),
+            (f"train.compile={train.compile}", times and train.compile != "off"),
+            ("train.distill", train.distill != "off"),
             ("parallel.strategy=dataparallel", self.parallel.strategy == "dataparallel"),
         ):
             if is_on:
