@@ -11,10 +11,10 @@ from torch.utils._pytree import tree_iter
 
 from paceline.core.host import free_memory_bytes
 
-_HEAP_FACTOR: Final = 1.75
-"""Resident memory per counted byte of activations: the C library keeps freed blocks. The peak of two steps grew by 1.75
-times the count on ResNet-18 (4 to 32 images) and 1.43 times on ResNet-50 (4 to 16 images), of 128 px, measured by
-`ru_maxrss` in a process per size."""
+_HEAP_FACTOR: Final = 2.0
+"""Resident memory per counted byte of activations: the C library keeps freed blocks. The peak of two steps grew by 1.4
+(ResNet-50, 4 to 16 images of 128 px) to 2.0 times the count (ResNet-18, 2 to 64 images of 112 px), measured by
+`memory.host_bytes` of a run per size."""
 _HOST_SHARE: Final = 0.8
 """Share of the free host memory that training may use: the rest is for logs, checkpoints and evaluation."""
 DEVICE_SHARE: Final = 0.9

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import torch
-
 from paceline.core.errors import WorldError
 from paceline.core.process import PROC
 from paceline.core.units import count
@@ -118,16 +116,17 @@ def _launcher_cpus(world: World) -> int:
 
 def _gpu_nodes(section: Parallel, world: World, sys: Path = _SYS) -> list[int]:
     """Return the NUMA node of the GPU of each rank of this node; [] for CPUs, or if this rank sees only its own."""
+    import torch  # takes seconds, and `paceline doctor` only reads the cores
+
     available = torch.cuda.device_count() if section.device != "cpu" else 0
     if available < world.local_world_size or has_own_gpu(world, available):
         return []
-    return [_gpu_node(index, sys) for index in range(world.local_world_size)]
+    return [_gpu_node(torch.cuda.get_device_properties(index), sys) for index in range(world.local_world_size)]
 
 
-def _gpu_node(index: int, sys: Path) -> int:
-    found: Any = torch.cuda.get_device_properties(index)  # whose stubs lack these
-    name = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
-    return int(_read(sys / "bus/pci/devices" / name / "numa_node") or -1)
+def _gpu_node(properties: Any, sys: Path) -> int:
+    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    return int(_read(sys / "bus/pci/devices" / address / "numa_node") or -1)
 
 
 def parse_cpus(text: str) -> frozenset[int]:
