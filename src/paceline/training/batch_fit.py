@@ -167,7 +167,7 @@ def is_on_line(points: Sequence[tuple[int, int]]) -> bool:
 def _fit_micro_batch(context: RunContext, on_progress: Callable[[], None]) -> MicroBatchFit:
     """Return the fewest micro-batches that fit on every rank. Raise `RecipeError` if none does."""
     numbers, images = list_accumulations(context.recipe, context.world.world_size), context.plan.rank_batch
-    memory = _StepMemory(context, on_progress)
+    memory = _StepMemory(context, images, on_progress)
     if memory.has_batch_norm:  # which has no variance of one image
         numbers = [each for each in numbers if images // each > 1] or numbers
     local = choose_accumulation(numbers, images, memory.need, memory.allowed)
@@ -188,9 +188,10 @@ def _list_fitting_batches(context: RunContext, on_progress: Callable[[], None]) 
     """Return the batch sizes to time, which fit on every rank. Raise `RecipeError` if none does."""
     recipe, world_size = context.recipe, context.world.world_size
     num_samples = build_sampler(recipe.data).num_samples(context.plan.train_images)
-    sizes, memory = list_batch_sizes(recipe, world_size, num_samples), _StepMemory(context, on_progress)
-    fits = (memory.need(batch // world_size // recipe.train.num_micro_batches) <= memory.allowed for batch in sizes)
-    num_fitting = sum(takewhile(bool, fits))
+    sizes = list_batch_sizes(recipe, world_size, num_samples)
+    micro_batches = [batch // world_size // recipe.train.num_micro_batches for batch in sizes]
+    memory = _StepMemory(context, micro_batches[-1], on_progress)
+    num_fitting = sum(1 for _ in takewhile(lambda images: memory.need(images) <= memory.allowed, micro_batches))
     num_fitting = -_max_over_ranks(context, -num_fitting)
     if not num_fitting:
         raise RecipeError(
@@ -304,13 +305,13 @@ class _StepMemory:
     fsdp the other ranks would wait in a collective. fsdp on CPUs is measured as one whole replica, which needs more.
     """
 
-    def __init__(self, context: RunContext, on_progress: Callable[[], None]) -> None:
+    def __init__(self, context: RunContext, most_images: int, on_progress: Callable[[], None]) -> None:
         world, parallel = context.world, context.recipe.parallel
         is_gpu = context.device.type == "cuda"
         shards = is_gpu and world.world_size > 1 and parallel.strategy == "fsdp"
         self._tries, self._on_progress = is_gpu and not shards, on_progress
         self._allocated = read_device_bytes if is_gpu else count_host_bytes
-        self._rank_batch = context.plan.rank_batch
+        self._most_images, self._device = most_images, context.device
         # The steps of fsdp are collective, so all ranks must decide alike how many to take.
         self._agree = partial(_max_over_ranks, context) if shards else int
         allowed = max(0, memory_budget(context.device, world.local_world_size) - _data_bytes(context))
@@ -337,12 +338,14 @@ class _StepMemory:
         except torch.OutOfMemoryError:
             if not self._tries:
                 raise
+        if math.isinf(activations):  # after the error, whose traceback keeps tensors
+            _free_memory(self._device)
         return self._fixed_bytes + max(self._update_bytes, activations)
 
     def _build(self, context: RunContext, strategy: Strategy) -> None:
         """Build the model, and run a step, which creates the optimizer's state; keep the gradients of another."""
         self._steps = _build_steps(context, strategy)
-        batch = self._steps.make_batch(min(_FIRST_IMAGES, self._rank_batch))
+        batch = self._steps.make_batch(min(_FIRST_IMAGES, self._most_images))
         self._steps.forward_backward(batch)
         self._steps.update()
         self._steps.forward_backward(batch)
@@ -362,14 +365,14 @@ class _StepMemory:
 
     def _iter_points(self) -> Iterator[tuple[int, int]]:
         """Measure micro-batches, each at most twice the one before, as long as they are needed and surely fit."""
-        images, points = min(_FIRST_IMAGES, self._rank_batch), []
+        images, points = min(_FIRST_IMAGES, self._most_images), []
         while True:
             points.append((images, self._measure(images)))
             yield points[-1]
-            is_last = images == self._rank_batch or self._fixed_bytes + 2 * points[-1][1] > self.allowed
+            is_last = images == self._most_images or self._fixed_bytes + 2 * points[-1][1] > self.allowed
             if is_last or is_on_line(points):
                 return
-            images = min(2 * images, self._rank_batch)
+            images = min(2 * images, self._most_images)
 
 
 def _data_bytes(context: RunContext) -> int:

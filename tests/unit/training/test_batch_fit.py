@@ -142,6 +142,19 @@ def test_a_measured_batch_is_recorded_and_leaves_the_generators_alone(tmp_path: 
     assert "learning rate" in next(note for note in notes_of(measured) if "batch_size=8" in note)
 
 
+def test_batches_that_do_not_fit_are_not_timed(tmp_path: Path, monkeypatch, needs) -> None:
+    timed: list[int] = []
+    monkeypatch.setattr(
+        batch_fit, "_time_batches", lambda context, sizes, on_progress: timed.extend(sizes) or dict.fromkeys(sizes, 1.0)
+    )
+    train(tmp_path / "all", "data.batch_size=auto", "data.source.num_images=256")
+    assert timed == [8, 16, 32] == list(needs)
+    timed.clear()
+    allow(monkeypatch, (needs[16] + needs[32]) / 2)
+    train(tmp_path / "some", "data.batch_size=auto", "data.source.num_images=256")
+    assert timed == [8, 16]
+
+
 def test_batches_are_timed_by_steps_of_the_run(tmp_path: Path) -> None:
     result = train(tmp_path / "run", "data.batch_size=auto", "data.augment=[flip,mixup]").read_result()
     speeds = result.provenance["measured_batch"]["images_per_s"]
