@@ -158,3 +158,20 @@ def test_a_narrow_model_trains_on_large_images_without_channels_last(tmp_path: P
     )
     assert completed.returncode == 0, completed.stderr[-2000:]
     assert completed.stdout.splitlines()[-1] == "[False, True]"
+
+
+def test_two_ranks_measure_their_batch_and_are_bound_to_cores_of_their_own(paceline, tmp_path: Path) -> None:
+    """Their weights are those of the numbers that they found, and a resumed run uses these on other ranks too."""
+    args = ["train", "--json", "train.steps=4", "model.width=0.1", "parallel.threads=1", "checkpoint.every=2st"]
+    args += ["train.eval_every=off", "parallel.device=cpu", "data.batch_size=auto", "train.accumulate=auto"]
+    bind = "cores" if len(os.sched_getaffinity(0)) > 1 else "auto"
+    measured = paceline(*args, "--ranks", "2", f"parallel.bind={bind}", "--run-dir", "measured").result
+    found = measured["provenance"]["measured_batch"]
+    assert found["batch_size"] % 16 == 0 and found["accumulate"] == 1
+    bound = measured["provenance"].get("bound_cpus", [])
+    assert len(set(bound)) == (2 if bind == "cores" else 0)
+    batch = f"data.batch_size={found['batch_size']}"
+    given = paceline(*args, batch, "train.accumulate=1", "--ranks", "2", "--run-dir", "given").result
+    assert given["weights_sha256"] == measured["weights_sha256"]
+    resumed = paceline(*args, "--ranks", "1", "--resume", "--run-dir", "measured").result
+    assert resumed["weights_sha256"] == measured["weights_sha256"]

@@ -16,12 +16,12 @@ from paceline.data.sources.build import build_datasets
 from paceline.data.staging.inventory import build_inventory
 from paceline.parallel.device import choose_device
 from paceline.recipe.load import LoadedRecipe
-from paceline.recipe.plan import Plan, resolve_batch, small_batch_warning, worker_timeout_warning
+from paceline.recipe.plan import Plan, resolve_batch, small_batch_warning, smallest_batch, worker_timeout_warning
 from paceline.recipe.plugins import check_plugins
 from paceline.training.logging.build import require_sinks
 from paceline.training.precision import build_precision, check_trained_model
 from paceline.training.preflight import try_components
-from paceline.training.resume import check_rundir, keep_batch_size
+from paceline.training.resume import check_rundir, keep_batch
 
 
 def dry_run(
@@ -41,10 +41,13 @@ def dry_run(
     if resumed is not None and not loaded.is_from_command_line(
         "data.rank_batch_size"
     ):  # as the run itself: its batch stays
-        recipe, changes = keep_batch_size(recipe, resumed, ranks)
+        recipe, changes = keep_batch(recipe, resumed, ranks)
     recipe = resolve_batch(recipe, ranks)
     if resumed is not None:
         changes = [*changes, *check_rundir(resumed, recipe, resume=True)]
+    requested, recipe = recipe, smallest_batch(recipe, ranks)
+    if recipe != requested:
+        changes = [*changes, "the run measures data.batch_size or train.accumulate, and this plan has the smallest"]
     # The plan is that of the ranks that would be started.
     if world.launcher == "single":
         world = replace(world, world_size=ranks, local_world_size=ranks)
@@ -83,10 +86,10 @@ def dry_run(
     plan = replace(plan, notes=(*known_notes, *notes))
     devices = _describe_devices(world, device.type, cores)
     if as_json:
-        values = {"hash": recipe.hash, "recipe": recipe.to_dict(), "plan": plan.to_dict(), "devices": devices}
+        values = {"hash": requested.hash, "recipe": requested.to_dict(), "plan": plan.to_dict(), "devices": devices}
         print(json.dumps(values, indent=2))
         return 0
-    for name, value in _plan_rows(replace(loaded, recipe=recipe), plan, devices):
+    for name, value in _plan_rows(replace(loaded, recipe=requested), plan, devices):
         print(f"{name}: {printable(value)}")
     return 0
 

@@ -27,7 +27,8 @@ _LOOPBACK = "lo"
 _COMMAND: Final = "PACELINE_COMMAND"  # a JSON list: the command line that started the ranks, as typed
 _KILLED_CODE = 128 + signal.SIGKILL
 _OOM_MESSAGE = (
-    "out of memory, by the limit of its control group (lower data.batch_size or data.workers, or request more memory)"
+    "out of memory, by the limit of its control group or of the machine (set train.accumulate=auto, lower data.workers,"
+    " or request more memory)"
 )
 RANKS_PER_CORE: Final = 4
 MIN_RANK_LIMIT: Final = 16

@@ -26,7 +26,7 @@ from paceline.lab.repeat import ArrayTask
 from paceline.models.weights_recipe import with_run_defaults, with_weights_defaults
 from paceline.recipe.consent import EVALUATED, TRUST_CODE, has_plugins, require_consent, settings_have_plugins
 from paceline.recipe.load import DEFAULT, PRESETS, Patch, find_recipe, load
-from paceline.recipe.plan import divide_batch, resolve_batch, small_batch_warning
+from paceline.recipe.plan import divide_batch, resolve_batch, small_batch_warning, smallest_batch
 from paceline.recipe.schema import Recipe
 
 RANK_VERBS: Final = ("train", "eval")
@@ -263,11 +263,11 @@ def _prepare_train(request: SubmitRequest, shape: JobShape, run_dir: Path | None
     _refuse_few_gpus(shape, loaded.recipe.parallel.device)
     recipe = loaded.recipe
     if run_dir is not None and is_run(run_dir) and not loaded.is_from_command_line("data.rank_batch_size"):
-        from paceline.training.resume import keep_batch_size
+        from paceline.training.resume import keep_batch
 
-        recipe, _ = keep_batch_size(recipe, RunDir(run_dir), shape.num_ranks)  # the job prints the note itself
+        recipe, _ = keep_batch(recipe, RunDir(run_dir), shape.num_ranks)  # the job prints the note itself
     recipe = resolve_batch(recipe, shape.num_ranks)
-    divide_batch(recipe, shape.num_ranks)
+    divide_batch(smallest_batch(recipe, shape.num_ranks), shape.num_ranks)
     device = "cpu" if loaded.recipe.parallel.device == "cpu" or not shape.gpus_per_node else "cuda"
     note = small_batch_warning(loaded.recipe.data, shape.num_ranks, device)
     needs_consent = has_plugins(recipe)

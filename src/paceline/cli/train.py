@@ -26,7 +26,7 @@ from paceline.parallel.environ import batch_job, count_gpus, launch_name
 from paceline.parallel.launch import PREEMPTED
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import DEFAULT, LoadedRecipe, load
-from paceline.recipe.plan import divide_batch, resolve_batch
+from paceline.recipe.plan import divide_batch, resolve_batch, smallest_batch
 
 if TYPE_CHECKING:
     from paceline.core.interrupts import Interrupts
@@ -52,7 +52,7 @@ def train(options: TrainOptions) -> int:
     if max_restarts and world.launcher in ("torchrun", "slurm"):
         fix = "torchrun --max-restarts" if world.launcher == "torchrun" else "sbatch --requeue"
         raise WorldError(f"--max-restarts: {max_restarts}, but the ranks were started by {world.launcher} (use {fix})")
-    divide_batch(resolve_batch(loaded.recipe, num_ranks), num_ranks)
+    divide_batch(smallest_batch(loaded.recipe, num_ranks), num_ranks)
     if options.dry_run:
         from paceline.cli.dry_run import dry_run as show
 

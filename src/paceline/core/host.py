@@ -54,9 +54,13 @@ def find_limits(proc: Path = PROC, mount: Path = MOUNT) -> CgroupLimits:
 
 
 def oom_kills(proc: Path = PROC, mount: Path = MOUNT) -> int:
-    """Return how many processes of this control group the kernel's OOM killer has killed; 0 if unknown."""
+    """Return how many processes of this control group the kernel's OOM killer has killed; 0 if unknown.
+
+    In the machine's own group, which has no count, return those of the machine.
+    """
     files = [group / "memory.events" for group in _cgroup_dirs(proc, mount, "")[:1]]
     files += [group / "memory.oom_control" for group in _cgroup_dirs(proc, mount, "memory")[:1]]  # version 1
+    files.append(proc / "vmstat")
     for file in files:
         with contextlib.suppress(OSError, ValueError):
             return _read_table(file).get("oom_kill", 0)
@@ -67,6 +71,13 @@ def memory_left_bytes() -> float:
     """Return the bytes that this control group may still allocate; infinite without a limit."""
     limits = find_limits()
     return limits.memory_bytes - limits.used_memory_bytes() if limits.memory_bytes < INFINITY else INFINITY
+
+
+def free_memory_bytes(proc: Path = PROC) -> float:
+    """Return the bytes that processes may still allocate in this control group and on this machine."""
+    table = (line.split(":") for line in (proc / "meminfo").read_text().splitlines())
+    free = next(int(value.split()[0]) * 1024 for name, value in table if name == "MemAvailable")
+    return min(free, memory_left_bytes())
 
 
 def usable_cores(proc: Path = PROC, mount: Path = MOUNT) -> int:

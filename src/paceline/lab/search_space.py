@@ -173,7 +173,7 @@ def _iter_candidates(recipe: Recipe, hardware: Hardware) -> Iterator[Candidate]:
     yield from _loader_candidates(data)
     yield from _worker_candidates(data, hardware)
     yield from _compute_candidates(recipe.optim, train, hardware)
-    yield from _accumulation_candidates(data.global_batch_size, train.accumulate, hardware)
+    yield from _accumulation_candidates(data.global_batch_size, train.num_micro_batches, hardware)
     if recipe.parallel.strategy == "fsdp":
         settings = {"parallel.strategy": "ddp", "parallel.reshard": False}
         yield _build_candidate("ddp", "keep a replica on every rank", _REPLICATING, settings, "ranks")

@@ -28,6 +28,7 @@ _MAX_DROPPED_SHARE = 1 / _MIN_STEPS_PER_EPOCH
 # Images per rank and step below which BatchNorm statistics cost accuracy (Wu and He 2018, arXiv 1803.08494, figure 1)
 # and GPUs are rarely busy.
 _FEW_IMAGES = 32
+_MIN_RANK_BATCH = 8  # of `data.batch_size=auto`
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Plan:
         samples = "training images" if are_images else f"samples per epoch of {data.sampler.name}"
         steps_per_epoch = num_samples // batch_size  # incomplete batches are dropped
         if steps_per_epoch == 0:
-            suggested = _suggest_batch_size(num_samples, _divisor(data, recipe.train, world_size))
+            suggested = _suggest_batch_size(num_samples, _divisor(data, recipe.train.num_micro_batches, world_size))
             fix = f"try {suggested}" if suggested else "add images, or use fewer ranks"
             raise RecipeError(f"data.batch_size: {batch_size} is more than the {num_samples} {samples} ({fix})")
         _check_repeats(data, batch_size)
@@ -125,7 +126,7 @@ class Plan:
         return cls(
             world_size=world_size,
             batch_size=batch_size,
-            rank_batch=micro_batch * recipe.train.accumulate,
+            rank_batch=micro_batch * recipe.train.num_micro_batches,
             micro_batch=micro_batch,
             eval_batch=eval_batch,
             train_images=train.num_images,
@@ -149,7 +150,11 @@ class Plan:
             notes=(
                 *(f"{info.split}: {note}" for info in (train, val) for note in info.notes),
                 *_note_dropped_images(
-                    batch_size, num_samples, samples, steps_per_epoch, _divisor(data, recipe.train, world_size)
+                    batch_size,
+                    num_samples,
+                    samples,
+                    steps_per_epoch,
+                    _divisor(data, recipe.train.num_micro_batches, world_size),
                 ),
                 *_note_beyond_end(
                     recipe.schedule,
@@ -204,26 +209,81 @@ def resolve_batch(recipe: Recipe, world_size: int) -> Recipe:
             f"data.rank_batch_size: {data.rank_batch_size} on {count(world_size, 'rank')} is "
             f"{count(batch_size, 'image')} per step, but data.batch_size is {data.batch_size} (leave one of them out)"
         )
-    _check_divides("data.rank_batch_size", data.rank_batch_size, data, recipe.train, 1)
+    if recipe.train.accumulate != "auto":
+        _check_divides("data.rank_batch_size", data.rank_batch_size, data, recipe.train, 1)
     return with_batch_size(recipe, batch_size)
 
 
-def with_batch_size(recipe: Recipe, batch_size: int) -> Recipe:
+def with_batch_size(recipe: Recipe, batch_size: int | Auto) -> Recipe:
     """Return `recipe` with `batch_size` images per step over all ranks."""
     data = recipe.data.model_copy(update={"batch_size": batch_size, "rank_batch_size": "auto"})
     return recipe.model_copy(update={"data": data})
+
+
+def with_accumulate(recipe: Recipe, accumulate: int | Auto) -> Recipe:
+    """Return `recipe` with `accumulate` micro-batches per rank and step."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"accumulate": accumulate})})
+
+
+def write_batch(recipe: Recipe) -> str:
+    """Return the batch size and the number of micro-batches as text, for `read_batch`."""
+    return f"{recipe.data.batch_size} {recipe.train.accumulate}"
+
+
+def read_batch(recipe: Recipe, text: str) -> Recipe:
+    """Return `recipe` with the numbers in `text`, from `write_batch`."""
+    batch_size, accumulate = text.split()
+    recipe = with_batch_size(recipe, "auto" if batch_size == "auto" else int(batch_size))
+    return with_accumulate(recipe, "auto" if accumulate == "auto" else int(accumulate))
+
+
+def smallest_batch(recipe: Recipe, world_size: int) -> Recipe:
+    """Return the resolved `recipe` with the smallest of the batches and micro-batches that `auto` may measure."""
+    recipe = resolve_batch(recipe, world_size)
+    if recipe.data.is_batch_measured:
+        recipe = with_batch_size(recipe, list_batch_sizes(recipe, world_size)[0])
+    if recipe.train.accumulate == "auto":
+        recipe = with_accumulate(recipe, list_accumulations(recipe, world_size)[-1])
+    return recipe
+
+
+def list_accumulations(recipe: Recipe, world_size: int) -> list[int]:
+    """Return the numbers of micro-batches that the batch of `recipe` divides into, in ascending order.
+
+    Raise `RecipeError` if it does not divide over the ranks.
+    """
+    images = divide_batch(with_accumulate(recipe, 1), world_size)
+    unit = _divisor(recipe.data, 1, 1)
+    return [number for number in range(1, images // unit + 1) if images % (number * unit) == 0]
+
+
+def list_batch_sizes(recipe: Recipe, world_size: int, num_samples: int = 0) -> list[int]:
+    """Return the batch sizes, each twice the one before, that `data.batch_size=auto` tries on `world_size` ranks.
+
+    The first has at least 8 images per rank. The others leave 8 steps per epoch of `num_samples`.
+    """
+    accumulate = 1 if recipe.train.accumulate == "auto" else recipe.train.accumulate
+    unit = _divisor(recipe.data, accumulate, world_size)
+    size = unit * -(-_MIN_RANK_BATCH * world_size // unit)
+    if isinstance(recipe.data.sampler, Repeated):  # see `_check_repeats`
+        size = unit * -(-max(size, 2 * recipe.data.sampler.repeats) // unit)
+    sizes = [size]
+    while 2 * sizes[-1] * _MIN_STEPS_PER_EPOCH <= num_samples:
+        sizes.append(2 * sizes[-1])
+    return sizes
 
 
 def divide_batch(recipe: Recipe, world_size: int) -> int:
     """Return the images per micro-batch. Raise `RecipeError` if the batch does not divide."""
     batch_size = recipe.data.global_batch_size
     _check_divides("data.batch_size", batch_size, recipe.data, recipe.train, world_size)
-    return batch_size // (world_size * recipe.train.accumulate)
+    return batch_size // (world_size * recipe.train.num_micro_batches)
 
 
 def _check_divides(path: str, images: int, data: Data, train: Train, world_size: int) -> None:
     """Raise `RecipeError` unless the `images` of field `path` divide over ranks, micro-batches and mixed pairs."""
-    unit, accumulate = _divisor(data, train, world_size), train.accumulate
+    accumulate = train.num_micro_batches
+    unit = _divisor(data, accumulate, world_size)
     if images % unit == 0:
         return
     over = count(world_size, "rank") + (f" x {accumulate:,} micro-batches" if accumulate > 1 else "")
@@ -232,10 +292,10 @@ def _check_divides(path: str, images: int, data: Data, train: Train, world_size:
     raise RecipeError(f"{path}: {images} does not divide evenly over {over}{pairs} (try {nearest})")
 
 
-def _divisor(data: Data, train: Train, world_size: int) -> int:
+def _divisor(data: Data, accumulate: int, world_size: int) -> int:
     """Return the number that the batch must be a multiple of."""
     # Neighbors that are mixed (MixUp, CutMix) stay together in one micro-batch.
-    return world_size * train.accumulate * (2 if _mixes_images(data) else 1)
+    return world_size * accumulate * (2 if _mixes_images(data) else 1)
 
 
 def _check_repeats(data: Data, batch_size: int) -> None:
@@ -502,7 +562,7 @@ def worker_timeout_warning(data: Data, parallel: Parallel, workers: int) -> str:
 def small_batch_warning(data: Data, world_size: int, device: str) -> str:
     """Return a warning if `data.batch_size` leaves each GPU few images per step, or ""."""
     # A batch size that is set per rank, or for one rank, is intended.
-    if device != "cuda" or world_size == 1 or data.rank_batch_size != "auto":
+    if device != "cuda" or world_size == 1 or data.rank_batch_size != "auto" or data.is_batch_measured:
         return ""
     rank_batch = data.global_batch_size // world_size
     if rank_batch >= _FEW_IMAGES:

@@ -49,6 +49,7 @@ from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedBuffers, build_nonfinite_guard
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
+from paceline.training.out_of_memory import explain_step
 from paceline.training.outputs import RunOutputs, checkpoint_storage
 from paceline.training.precision import Precision
 from paceline.training.preemption import Deadline, build_deadline
@@ -253,7 +254,7 @@ def build_trainer(
     bad_images = BadImageRegistry(context.datasets, limit, consensus.union, outputs.log_bad_image, state.bad_images)
     replica_check = build_replica_check(recipe.parallel, world, training_state.model, plan.check_replicas_every)
     save_timer = IntervalTimer(plan.checkpoint_every_s if world.is_main else 0.0)
-    update = _build_update(context, training_state, reporter)
+    update = build_update(context, training_state, reporter)
     step = EagerStep(
         replica=prepared.replica,
         criterion=prepared.criterion,
@@ -263,12 +264,14 @@ def build_trainer(
         transforms=context.create_transforms(precision.dtype),
         update=update,
         clock=clock,
-        accumulate=recipe.train.accumulate,
+        accumulate=recipe.train.num_micro_batches,
         accuracy=accuracy,
     )
     return Trainer(
         model=training_state.model,
-        step=prepared.capture(step, outputs.sinks.warned) if prepared.capture else step,
+        step=explain_step(
+            prepared.capture(step, outputs.sinks.warned) if prepared.capture else step, context, training_state
+        ),
         guard=update.guard,
         schedule=schedule,
         loader=meter.loader,
@@ -350,13 +353,14 @@ def _build_input_recorder(context: RunContext, process: RunProcess, precision: P
         mean=mean,
         std=std,
         augment_on=context.augment_location,
-        micro_batches=context.recipe.train.accumulate,
+        micro_batches=context.recipe.train.num_micro_batches,
         number=MAX_IMAGES if context.recipe.log.worst else 0,
         warn=process.warn,
     )
 
 
-def _build_update(context: RunContext, training_state: TrainingState, reporter: NonFiniteReporter) -> OptimizerUpdate:
+def build_update(context: RunContext, training_state: TrainingState, reporter: NonFiniteReporter) -> OptimizerUpdate:
+    """Build the optimizer step of a prepared model."""
     train, optimizer, precision = context.recipe.train, training_state.optimizer, training_state.precision
     return OptimizerUpdate(
         parameters=[parameter for group in optimizer.param_groups for parameter in group["params"]],

@@ -209,7 +209,7 @@ def build_run_meter(
     if measure.clock == "on":
         strategy.on_comm_wait(clock.switch_stage, compiled=context.recipe.train.compile != "off")
     is_traced = measure.trace != "off"
-    copies = (transfer, context.recipe.train.accumulate, measure.warmup_steps)
+    copies = (transfer, context.recipe.train.num_micro_batches, measure.warmup_steps)
     return RunMeter(clock, loader, *copies, spans, strategy, world, context.device, rundir, is_traced, warn)
 
 

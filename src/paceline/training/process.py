@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.interrupts import Interrupts
@@ -60,13 +60,13 @@ class Invocation:
     interrupts: Interrupts = field(default_factory=Interrupts)
     batch_job: BatchJob = NO_JOB
     progress: ProgressReporter = field(default_factory=ProgressReporter)
+    more_provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def provenance(self) -> dict[str, str | int]:
-        """The batch job's number and restarts for the run's provenance, empty outside of a job."""
-        if not self.batch_job.number:
-            return {}
-        return {"job_id": self.batch_job.number, "job_restarts": self.batch_job.restarts}
+    def provenance(self) -> dict[str, Any]:
+        """`more_provenance`, such as what `auto` has measured, and in a batch job its number and restarts."""
+        job = {"job_id": self.batch_job.number, "job_restarts": self.batch_job.restarts}
+        return {**self.more_provenance, **(job if self.batch_job.number else {})}
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,10 @@ class RunProcess:
     progress: ProgressReporter
     first_started_s: float = math.inf
     deadline: Deadline | None = None
+
+    def with_provenance(self, values: Mapping[str, Any]) -> "RunProcess":
+        """Return a copy whose invocation has the given provenance too."""
+        return replace(self, invocation=replace(self.invocation, more_provenance=values))
 
     def warn(self, message: str) -> None:
         """Send a warning to the listeners, which only rank 0 has."""

@@ -254,7 +254,7 @@ def _find_bottleneck(context: RunContext, measured: Measurements) -> BottleneckR
         precision=train.precision,
         compile=train.compile,
         compression=parallel.compression if parallel.sync_gradients else None,
-        accumulate=train.accumulate,
+        accumulate=train.num_micro_batches,
         threads=parallel.threads,
     )
     return find_bottleneck(

@@ -13,7 +13,7 @@ from paceline.core.units import Duration, count
 from paceline.data.files import printable
 from paceline.recipe.consent import TRUST_CODE
 from paceline.recipe.load import load
-from paceline.recipe.plan import with_batch_size
+from paceline.recipe.plan import with_accumulate, with_batch_size
 from paceline.recipe.plugins import changed_code
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import Off
@@ -65,12 +65,20 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
     return [f"resumed with {path}={new}, which was {old}" for path, old, new in changes]
 
 
-def keep_batch_size(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe, list[str]]:
-    """Return `recipe` with the global batch size of the run in `rundir`, and a note if it differs from the recipe's."""
-    if recipe.data.rank_batch_size == "auto" or not rundir.recipe.exists():
+def keep_batch(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe, list[str]]:
+    """Return `recipe` with the batch size and micro-batches of the run in `rundir`, unless the recipe sets them.
+
+    Also return a note if `data.rank_batch_size` has no effect.
+    """
+    each, is_measured = recipe.data.rank_batch_size, recipe.data.is_batch_measured
+    if (each == "auto" and not is_measured and recipe.train.accumulate != "auto") or not rundir.recipe.exists():
         return recipe, []
-    batch_size = load(str(rundir.path)).recipe.data.global_batch_size
-    each = recipe.data.rank_batch_size
+    began = load(str(rundir.path)).recipe
+    batch_size = began.data.global_batch_size
+    if recipe.train.accumulate == "auto":
+        recipe = with_accumulate(recipe, began.train.num_micro_batches)
+    if each == "auto":
+        return with_batch_size(recipe, batch_size) if is_measured else recipe, []
     is_same = batch_size == each * world_size
     note = (
         f"resumed on {count(world_size, 'rank')} with data.batch_size={batch_size}, as the run began; "

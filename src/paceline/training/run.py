@@ -18,13 +18,15 @@ from paceline.core.world import World
 from paceline.measure.machine import describe_machine
 from paceline.measure.throughput import RunTimer, unix_s
 from paceline.measure.timer import StageTimer, now_s
+from paceline.parallel.binding import bind_rank
 from paceline.parallel.consensus import build_consensus
 from paceline.parallel.process_group import RankStore, rendezvous
 from paceline.parallel.watchdog import watchdog
-from paceline.recipe.plan import resolve_batch, small_batch_warning, with_batch_size
+from paceline.recipe.plan import read_batch, resolve_batch, small_batch_warning, smallest_batch, write_batch
 from paceline.recipe.plugins import check_plugins, code_identity
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import CrossEntropyLoss, Train
+from paceline.training.batch_fit import fit_batch
 from paceline.training.checkpoint import model_tensors
 from paceline.training.components import build_run_deadline, build_trainer, prepare_model
 from paceline.training.context import RunContext, open_context
@@ -33,6 +35,7 @@ from paceline.training.datasets import read_run_data
 from paceline.training.eval_outputs import save_worst_images
 from paceline.training.logging.build import require_sinks
 from paceline.training.measurements import build_run_meter
+from paceline.training.out_of_memory import explain_others
 from paceline.training.outputs import build_run_outputs, find_resume_checkpoint, start_telemetry
 from paceline.training.precision import check_trained_model
 from paceline.training.process import Invocation, RunProcess
@@ -40,7 +43,7 @@ from paceline.training.result import FinalWeights, StartupTimes, build_result, c
 from paceline.training.resume import (
     check_rundir,
     describe_unsaved_weights,
-    keep_batch_size,
+    keep_batch,
     list_changed_plugins,
     read_final_result,
     was_started_by,
@@ -75,10 +78,10 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
             )
             first_s = exit_stack.enter_context(lock)
             resume = resume or (world.may_be_restarted and was_started_by(rundir, invocation.launch))
-            recipe, notes = keep_batch_size(recipe, rundir, world.world_size) if resume else (recipe, [])
+            recipe, notes = keep_batch(recipe, rundir, world.world_size) if resume else (recipe, [])
             recipe = resolve_batch(recipe, world.world_size)
             changes = [*notes, *check_rundir(rundir, recipe, resume=resume)]
-        recipe = with_batch_size(recipe, int(store.broadcast("batch_size", str(recipe.data.batch_size))))
+        recipe = read_batch(recipe, store.broadcast("batch", write_batch(recipe)))
         rundir = RunDir(Path(store.broadcast("rundir", str(rundir.path))))
         resume = store.broadcast("resume", "yes" if resume else "") == "yes"
         finished = read_final_result(rundir, recipe.train.max_time) if resume and world.is_main else None
@@ -92,16 +95,23 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         check_plugins(recipe)
         if world.is_main:
             require_sinks(recipe.log)
-        read = partial(read_run_data, recipe)
+        binding = bind_rank(recipe.parallel, world)
+        smallest = smallest_batch(recipe, world.world_size)
+        read = partial(read_run_data, smallest)
         progress.doing = "reading the dataset"
         trained = rundir if resume else None
-        with open_context(recipe, store, read, world.world_size, progress.on_wait, trained) as context:
+        with open_context(smallest, store, read, world.world_size, progress.on_wait, trained) as context:
+            progress.doing = "measuring the batch"
+            context, measured = fit_batch(context, recipe, progress.on_wait)
+            context = context.with_notes(binding.note)
+            process = process.with_provenance({**measured, **binding.provenance})
             context = context.with_notes(small_batch_warning(requested.data, world.world_size, context.device.type))
             context = context.with_notes(*check_trained_model(recipe.model, recipe.train, context.plan, context.device))
             start_from = find_resume_checkpoint(context, process) if resume else ""
             if start_from and world.is_main:
                 changes = [*changes, *list_changed_plugins(Path(start_from), code_identity(recipe))]
-            return _train(context.with_notes(*changes), process, start_from=start_from).of(rundir.path)
+            with explain_others(context):
+                return _train(context.with_notes(*changes), process, start_from=start_from).of(rundir.path)
 
 
 def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunResult:

@@ -103,6 +103,17 @@ def test_after_the_last_restart_the_loss_is_the_runs(started, capsys) -> None:
     assert started(Launches(KILLED)) == 137
 
 
+@pytest.mark.parametrize(("kills", "is_explained"), [((3, 4), True), ((3, 3), False)])
+def test_a_rank_that_the_kernel_killed_for_its_memory_is_explained(
+    started, capsys, monkeypatch, kills: tuple[int, int], is_explained: bool
+) -> None:
+    counts = iter(kills)
+    monkeypatch.setattr(ranks, "oom_kills", lambda: next(counts))
+    assert started(Launches(KILLED)) == 137
+    message = capsys.readouterr().err
+    assert ("out of memory" in message and "train.accumulate=auto" in message) == is_explained
+
+
 # matrix: 47
 @pytest.mark.parametrize("has_loopback", [True, False])
 def test_ranks_of_one_node_talk_on_its_loopback_interface(monkeypatch, has_loopback: bool) -> None:

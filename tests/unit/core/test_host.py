@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.host import CgroupLimits, find_limits, oom_kills, rank_cores, share_of_cores, usable_cores
+from paceline.core.host import (
+    CgroupLimits,
+    find_limits,
+    free_memory_bytes,
+    oom_kills,
+    rank_cores,
+    share_of_cores,
+    usable_cores,
+)
 from paceline.core.world import World
 
 GIB = 2**30
@@ -161,9 +169,19 @@ def test_processes_that_the_kernel_ended_for_want_of_memory_are_counted(tmp_path
     (proc / "self").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text("4:memory:/job\n0::/job\n")
     assert oom_kills(proc, mount) == 0
+    (proc / "vmstat").write_text("pgfault 12\noom_kill 1\n")  # of the whole machine
+    assert oom_kills(proc, mount) == 1
     (mount / "memory" / "job").mkdir(parents=True)
     (mount / "memory" / "job" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     assert oom_kills(proc, mount) == 2
     (mount / "job").mkdir()
     (mount / "job" / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\n")
     assert oom_kills(proc, mount) == 3
+
+
+def test_free_memory_is_that_of_the_machine_or_of_the_group(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 64 kB\nMemFree: 4 kB\nMemAvailable: 16 kB\n")
+    monkeypatch.setattr("paceline.core.host.memory_left_bytes", lambda: float("inf"))
+    assert free_memory_bytes(tmp_path) == 16 * 1024
+    monkeypatch.setattr("paceline.core.host.memory_left_bytes", lambda: 1000.0)
+    assert free_memory_bytes(tmp_path) == 1000

@@ -8,7 +8,17 @@ from paceline.core.dataset import DatasetInfo
 from paceline.lab.patches import expand_equivalent_paths, merge_patches
 from paceline.lab.trial import apply_patch
 from paceline.recipe.load import Layer, Patch, load_values, merge_layers
-from paceline.recipe.plan import Plan, resolve_batch, small_batch_warning
+from paceline.recipe.plan import (
+    Plan,
+    divide_batch,
+    list_accumulations,
+    list_batch_sizes,
+    read_batch,
+    resolve_batch,
+    small_batch_warning,
+    smallest_batch,
+    write_batch,
+)
 
 TRAIN = DatasetInfo("toy", "train", 1000, ("a", "b", "c"), 1, (28, 28), (0.5,), (0.25,))
 VAL = replace(TRAIN, split="val", num_images=100)
@@ -79,7 +89,6 @@ def test_two_batches_may_be_given_where_they_agree(resolve, refusal) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("data.batch_size=auto",), "data.batch_size: auto follows from data.rank_batch_size, which is not set"),
         (("data.rank_batch_size=0",), "data.rank_batch_size: 0 should be greater than 0, or 'auto'"),
     ],
 )
@@ -119,3 +128,61 @@ def test_a_small_batch_per_rank_is_noted(resolve, words, world_size, device, is_
         "(set data.rank_batch_size=256 for as many on each)"
     )
     assert note == (warning if is_thin else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size", "expected"),
+    [
+        (("data.batch_size=24",), 2, [1, 2, 3, 4, 6, 12]),
+        (("data.batch_size=24", "data.augment=[mixup]"), 2, [1, 2, 3, 6]),
+        (("data.rank_batch_size=6",), 4, [1, 2, 3, 6]),
+    ],
+)
+def test_a_rank_batch_has_numbers_of_micro_batches_that_divide_it(resolve, words, world_size: int, expected) -> None:
+    recipe = resolve_batch(resolve(*words, "train.accumulate=auto").recipe, world_size)
+    assert list_accumulations(recipe, world_size) == expected
+    assert smallest_batch(recipe, world_size).train.accumulate == expected[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "world_size", "num_samples", "expected"),
+    [
+        ((), 2, 600, [16, 32, 64]),
+        (("train.accumulate=3",), 1, 200, [9, 18]),
+        (("data.sampler={name: repeated, repeats: 9}",), 1, 0, [18]),
+        (("data.augment=[mixup]",), 3, 100, [24]),
+    ],
+)
+def test_batches_to_time_double_and_leave_8_steps(resolve, words, world_size: int, num_samples: int, expected) -> None:
+    recipe = resolve("data.batch_size=auto", *words).recipe
+    assert list_batch_sizes(recipe, world_size, num_samples) == expected
+    assert smallest_batch(recipe, world_size).data.batch_size == expected[0]
+
+
+def test_what_is_not_measured_yet_is_refused_outside_of_a_run(resolve, refusal) -> None:
+    for word, field in (("data.batch_size=auto", "data.batch_size"), ("train.accumulate=auto", "train.accumulate")):
+        recipe = resolve(word).recipe
+        assert refusal(divide_batch, recipe, 2) == f"{field}: auto is measured only by paceline train (set a number)"
+        assert read_batch(resolve().recipe, write_batch(recipe)) == recipe
+        assert divide_batch(smallest_batch(recipe, 2), 2) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("train.accumulate=auto", "train.capture=on"),
+            "train.accumulate: auto does not measure steps with train.capt",
+        ),
+        (("data.batch_size=auto", "train.capture=on"), "data.batch_size: auto does not measure steps with train.capt"),
+        (
+            ("data.batch_size=auto", "train.compile=default"),
+            "data.batch_size: auto does not measure steps with train.c",
+        ),
+        (("train.accumulate=auto", "train.compile=reduce-overhead"), "train.compile: reduce-overhead overwrites"),
+        (("train.accumulate=auto", "parallel.static_graph=true"), "parallel.static_graph: true cannot leave"),
+        (("train.accumulate=auto", "parallel.strategy=dataparallel"), "train.accumulate: auto does not measure steps"),
+    ],
+)
+def test_steps_that_a_measurement_does_not_show_are_refused(resolve, refusal, words, message: str) -> None:
+    assert refusal(resolve, *words).startswith(message)

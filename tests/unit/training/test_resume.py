@@ -16,7 +16,7 @@ from paceline.training.resume import (
     check_rundir,
     describe_missing_checkpoint,
     initialize_rundir,
-    keep_batch_size,
+    keep_batch,
     list_changed_plugins,
     read_final_result,
 )
@@ -67,16 +67,27 @@ def test_changes_of_the_experiment_are_refused_with_the_old_value(rundir: RunDir
 
 def test_a_batch_per_rank_gives_way_to_the_batch_that_the_run_has(tmp_path: Path) -> None:
     opened = RunDir(tmp_path / "run")
-    assert keep_batch_size(recipe("data.rank_batch_size=32"), opened, 4) == (recipe("data.rank_batch_size=32"), [])
+    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 4) == (recipe("data.rank_batch_size=32"), [])
     initialize_rundir(opened, recipe("data.batch_size=64"), {"total_steps": 3})
     whole = recipe("data.batch_size=64")
-    assert keep_batch_size(recipe("data.rank_batch_size=32"), opened, 2) == (whole, [])
+    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 2) == (whole, [])
     note = "resumed on 4 ranks with data.batch_size=64, as the run began; data.rank_batch_size=32 has no effect"
-    assert keep_batch_size(recipe("data.rank_batch_size=32"), opened, 4) == (whole, [note])
+    assert keep_batch(recipe("data.rank_batch_size=32"), opened, 4) == (whole, [note])
     other = recipe("data.batch_size=128")
-    assert keep_batch_size(other, opened, 4) == (other, [])
+    assert keep_batch(other, opened, 4) == (other, [])
     with pytest.raises(RecipeError, match=r"was started with data\.batch_size=64 \(now 128\)"):
         check_rundir(opened, other, resume=True)
+
+
+def test_what_auto_has_measured_is_kept(tmp_path: Path) -> None:
+    opened = RunDir(tmp_path / "run")
+    both = recipe("data.batch_size=auto", "train.accumulate=auto")
+    assert keep_batch(both, opened, 2) == (both, [])
+    began = recipe("data.batch_size=64", "train.accumulate=4")
+    initialize_rundir(opened, began, {"total_steps": 3})
+    assert keep_batch(both, opened, 2) == (began, [])
+    assert keep_batch(recipe("data.batch_size=64", "train.accumulate=auto"), opened, 1) == (began, [])
+    assert keep_batch(recipe("data.batch_size=auto", "train.accumulate=2"), opened, 1)[0].train.accumulate == 2
 
 
 def test_of_another_variant_only_the_name_is_listed(rundir: RunDir) -> None:

@@ -78,7 +78,7 @@ def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int
         is_gpu
         and not _has_random_resized_crop(data)
         and data.augment_on != "host"
-        and _count_device_bytes(source) <= free_bytes * _MAX_GPU_MEMORY_SHARE
+        and count_device_bytes(source) <= free_bytes * _MAX_GPU_MEMORY_SHARE
     ):
         return LoaderChoice("device", 0)
     # Pixels in memory need workers only if a GPU would wait for augmentation on the host. On a CPU, workers would
@@ -86,7 +86,8 @@ def _choose_for_pixels(data: Data, source: ArraySource, is_gpu: bool, cores: int
     return _choose_processes(data, cores) if is_gpu and has_host_augments(data) else LoaderChoice("inline", 0)
 
 
-def _count_device_bytes(source: ArraySource) -> int:
+def count_device_bytes(source: ArraySource) -> int:
+    """Return the bytes that the images of `source` take on a device."""
     return source.images[..., 0].size * source.info.pixel_format.batch_bytes
 
 
@@ -115,7 +116,7 @@ def _check_device(data: Data, source: Source, is_gpu: bool, free_bytes: float) -
         raise RecipeError(
             "data.loader: device augments batches on the GPU, and data.augment_on is host (leave one at auto)"
         )
-    num_bytes = _count_device_bytes(source)
+    num_bytes = count_device_bytes(source)
     if is_gpu and num_bytes > free_bytes:
         raise RecipeError(
             f"data.loader: device: the data is {size(num_bytes)}, and the GPU has {size(free_bytes)} free "

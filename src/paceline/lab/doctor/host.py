@@ -33,6 +33,7 @@ from paceline.lab.doctor.network import check_gloo, check_host_name, check_launc
 from paceline.measure.bottleneck import LOST_CPU_SHARE
 from paceline.measure.machine import read_driver_version
 from paceline.measure.telemetry import read_core_time
+from paceline.parallel.binding import read_cores
 from paceline.parallel.environ import count_gpus, has_own_gpu
 
 _SAMPLE_S: Final = 0.5
@@ -108,6 +109,9 @@ def check_cores(host: HostContext) -> Outcome:
             together = max(together, len(os.sched_getaffinity(os.getppid())))
     if ranks > together:
         return warning(f"{found}, for {count(ranks, 'rank')}", f"start {together} per node, or request more")
+    nodes = len({core.node for core in read_cores(frozenset(os.sched_getaffinity(0)), host.root / "sys")})
+    if nodes > 1 and ranks > 1 and usable == together:
+        found += f", on {nodes} NUMA nodes (parallel.bind=auto keeps each rank on one, next to its GPU)"
     return ok(found)
 
 

@@ -4,8 +4,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from paceline.core.errors import RecipeError
 from paceline.recipe.schema.augment import AugmentSection, CutMix, MixUp, RandomResizedCrop, Resize
-from paceline.recipe.schema.base import Auto, Off, Section, TimeDuration, TrainingDuration, refuse
+from paceline.recipe.schema.base import Auto, Off, Section, TimeDuration, TrainingDuration
 from paceline.recipe.schema.sampler import SamplerSection, Shuffle
 from paceline.recipe.schema.source import Digits, SourceSection
 
@@ -32,7 +33,9 @@ class Data(Section):
     source: SourceSection = Digits()
     """The dataset."""
     batch_size: PositiveInt | Auto = 128
-    """Images per optimizer step, over all ranks and micro-batches; `auto` follows from `rank_batch_size`."""
+    """Images per optimizer step, over all ranks and micro-batches. `auto` follows from `rank_batch_size`; if that is
+    `auto` too, it is the smallest batch within 3 % of the fastest that fits in memory, measured when the run starts.
+    Another batch size is another experiment: set `optim.lr_scaling` so that the learning rate follows."""
     rank_batch_size: PositiveInt | Auto = "auto"
     """Images per optimizer step on each rank, over its micro-batches: `batch_size` is then this times the number of
     ranks, and is what the run directory records and a resumed run uses. `auto` divides `batch_size` over the ranks."""
@@ -97,9 +100,19 @@ class Data(Section):
 
     @property
     def global_batch_size(self) -> int:
-        """Images per optimizer step over all ranks, after `resolve_batch`."""
+        """Images per optimizer step over all ranks, after `resolve_batch`.
+
+        Raise `RecipeError` if it is not measured yet.
+        """
+        if self.is_batch_measured:
+            raise RecipeError("data.batch_size: auto is measured only by paceline train (set a number)")
         assert self.batch_size != "auto", "the batch is resolved before it is read"
         return self.batch_size
+
+    @property
+    def is_batch_measured(self) -> bool:
+        """Whether a run measures its batch size."""
+        return self.batch_size == self.rank_batch_size == "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -108,8 +121,6 @@ class Data(Section):
         if not isinstance(values, dict):
             return values
         is_per_rank = values.get("rank_batch_size", "auto") != "auto"
-        if values.get("batch_size") == "auto" and not is_per_rank:
-            refuse("data.batch_size", "auto follows from data.rank_batch_size, which is not set (set one of them)")
         return {"batch_size": "auto", **values} if is_per_rank else values
 
     @field_validator("augment")

@@ -159,12 +159,12 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _check_strategy(self) -> Self:
         parallel, train = self.parallel, self.train
-        if parallel.static_graph and train.accumulate > 1:
+        if parallel.static_graph and train.accumulate != 1:
             refuse(
                 "parallel.static_graph",
                 "true cannot leave gradients unsent (set train.accumulate=1, or static_graph=false)",
             )
-        if train.compile in ("reduce-overhead", "max-autotune") and train.accumulate > 1:
+        if train.compile in ("reduce-overhead", "max-autotune") and train.accumulate != 1:
             fix = "max-autotune-no-cudagraphs"
             refuse("train.compile", f"{train.compile} overwrites gradients that accumulate (set train.compile={fix})")
         if train.compile in ("reduce-overhead", "max-autotune") and train.capture == "on":
@@ -183,6 +183,23 @@ class Recipe(Section):
             refuse("model.norm", "sync_batch needs a process for each GPU (set parallel.strategy=ddp)")
         if parallel.strategy == "dataparallel" and train.compile != "off":
             refuse("train.compile", "the copies that dataparallel makes are not compiled (set train.compile=off)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_measured_batch(self) -> Self:
+        """Refuse settings whose memory or speed the eager steps of a measurement do not show."""
+        train, times = self.train, self.data.is_batch_measured
+        if train.accumulate != "auto" and not times:
+            return self
+        field = "train.accumulate" if train.accumulate == "auto" else "data.batch_size"
+        for setting, is_on in (
+            ("train.capture=on", train.capture == "on"),
+            (f"train.compile={train.compile}", times and train.compile != "off"),
+            ("train.distill", train.distill != "off"),
+            ("parallel.strategy=dataparallel", self.parallel.strategy == "dataparallel"),
+        ):
+            if is_on:
+                refuse(field, f"auto does not measure steps with {setting} (set a number)")
         return self
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from paceline.core.errors import suggest_similar
+from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.metric import ALWAYS, COUNTED, ONLY_MULTI_LABEL, SCORED, top_k
 from paceline.core.units import TRAINING_UNITS, Duration
 from paceline.recipe.schema.base import (
@@ -233,8 +233,10 @@ class Train(Section):
     and tf32 uses it in matrix products too. fp16 and bf16 use autocast with fp32 weights, and fp16 scales the loss; amp
     is whichever of the two the device supports in hardware. `_master` computes with 16-bit weights and an fp32 master
     copy (Apex O2), `_pure` keeps no master copy (O3). fp64 separates rounding from real differences."""
-    accumulate: int = Field(1, ge=1)
-    """Number of micro-batches that each rank splits its batch into (gradient accumulation)."""
+    accumulate: PositiveInt | Auto = 1
+    """Number of micro-batches that each rank splits its batch into (gradient accumulation). `auto` is the smallest
+    number whose micro-batches fit in the memory of every rank: steps on a copy of the model measure it when the run
+    starts, and the run directory records it. BatchNorm computes its statistics per micro-batch."""
     clip_norm: PositiveFloat | Off = "off"
     """Maximum L2 norm of the gradient; longer gradients are scaled down."""
     clip_agc: PositiveFloat | Off = "off"
@@ -312,6 +314,13 @@ class Train(Section):
             if self.is_set(name):
                 raise ValueError(f"{name} has no effect with eval_every off (set eval_every=1ep)")
         return self
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a rank's batch. Raise `RecipeError` if they are not measured yet."""
+        if self.accumulate == "auto":
+            raise RecipeError("train.accumulate: auto is measured only by paceline train (set a number)")
+        return self.accumulate
 
     @property
     def extra_metrics(self) -> tuple[str, ...]:
@@ -422,6 +431,8 @@ _ONLY_FOR_STRATEGY = {
 class Parallel(Section):
     """How ranks work together. Their number is not part of a recipe."""
 
+    added: ClassVar = ("bind",)
+
     strategy: Literal["ddp", "fsdp", "dataparallel"] = "ddp"
     """ddp keeps a replica on every rank, fsdp (FSDP2) shards weights, gradients and optimizer state over the ranks, and
     dataparallel drives all GPUs from one process, for comparison. With a single rank, ddp and fsdp do nothing."""
@@ -454,6 +465,11 @@ class Parallel(Section):
     threads: PositiveInt | Auto = "auto"
     """CPU threads per rank; `auto` shares the node's cores. With another number of threads, results are not bitwise
     identical."""
+    bind: Literal["auto", "off", "cores"] = "off"
+    """Bind each rank, with its threads and loader workers, to cores of its own, next to its GPU if the kernel reports
+    where that is. `auto` does so for several ranks per node, unless a launcher has bound them already or there are
+    fewer cores than ranks; `cores` makes it an error if it cannot. It stays within the cores that a batch system or
+    container allows. `off` leaves the choice of cores to the kernel."""
 
     @model_validator(mode="after")
     def _check_strategy(self) -> Self:

@@ -75,3 +75,13 @@ def test_more_ranks_than_cores_are_worth_a_look(found) -> None:
     many = str(MINE + 1)
     cores = found(RANK="0", WORLD_SIZE=many, LOCAL_RANK="0", LOCAL_WORLD_SIZE=many)
     assert cores[0] == "warning" and cores[1].endswith(f"for {many} ranks")
+
+
+@pytest.mark.skipif(MINE < 2, reason="two NUMA nodes take two cores")
+def test_binding_is_advised_for_ranks_that_share_several_numa_nodes(found, tmp_path: Path) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    for node, part in enumerate((cpus[:1], cpus[1:])):
+        write(tmp_path / f"sys/devices/system/node/node{node}/cpulist", ",".join(map(str, part)))
+    assert "NUMA" not in found()[1]
+    together = {**IN_STEP, "SLURM_CPUS_ON_NODE": str(MINE)}
+    assert found(**together)[1].endswith("on 2 NUMA nodes (parallel.bind=auto keeps each rank on one, next to its GPU)")
