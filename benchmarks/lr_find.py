@@ -41,7 +41,7 @@ NUM_IMAGES = {"train": 2000, "val": 1000}
 COMMON = ["parallel.threads=1", "data.workers=0", "train.eval_every=100%", "checkpoint.every=off", "log.report=off"]
 SMALL = ["model.name=resnet18_cifar", "model.width=0.125", "schedule.name=cosine", "schedule.warmup=10%"]
 DIGITS = ["digits", *SMALL, "train.epochs=8"]
-FOLDER = ["synthetic", *SMALL, "data.source.name=folder", "train.epochs=8", "data.augment=[flip]"]
+FOLDER = ["synthetic", *SMALL, "data.source.name=folder", "train.epochs=8", "data.augment=[flip]", "data.image_size=16", "data.eval_crop=1"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Task:
 TASKS = {
     "digits-sgd": Task([*DIGITS, "optim.lr=0.1"]),
     "fashion-adamw": Task([*FOLDER, "optim.name=adamw", "optim.lr=0.003", "data.source.channels=1"], "fashion"),
-    "cifar10-sgd": Task([*FOLDER, "optim.lr=0.1", "data.image_size=16", "train.epochs=10"], "cifar10"),
+    "cifar10-sgd": Task([*FOLDER, "optim.lr=0.1", "train.epochs=10"], "cifar10"),
     "digits-lamb": Task([*DIGITS, "optim={name: lamb, lr: 0.01}"]),
     "fine-tune": Task(
         [*FOLDER, "optim.lr=0.03", "data.source.channels=1", "train.epochs=4"], "fashion-high", "fashion-low"

@@ -62,6 +62,11 @@ class Dimension(ResultModel):
     scale: Literal["linear", "log"] = "linear"
     values: tuple[Any, ...] = ()
 
+    def __str__(self) -> str:
+        if self.values:
+            return ", ".join(map(str, self.values))
+        return f"{self.low:g} to {self.high:g}, {self.scale}"
+
     def pick(self, share: float) -> Any:
         """Return the value at `share` in [0, 1) of the range, with three significant digits."""
         if self.values:
