@@ -41,7 +41,15 @@ NUM_IMAGES = {"train": 2000, "val": 1000}
 COMMON = ["parallel.threads=1", "data.workers=0", "train.eval_every=100%", "checkpoint.every=off", "log.report=off"]
 SMALL = ["model.name=resnet18_cifar", "model.width=0.125", "schedule.name=cosine", "schedule.warmup=10%"]
 DIGITS = ["digits", *SMALL, "train.epochs=8"]
-FOLDER = ["synthetic", *SMALL, "data.source.name=folder", "train.epochs=8", "data.augment=[flip]", "data.image_size=16", "data.eval_crop=1"]
+FOLDER = [
+    "synthetic",
+    *SMALL,
+    "data.source.name=folder",
+    "train.epochs=8",
+    "data.augment=[flip]",
+    "data.image_size=16",
+    "data.eval_crop=1",
+]
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,18 @@ from numpy.typing import NDArray
 
 SMOOTHING_DECADES: Final = 0.25
 """Standard deviation of the smoothing kernel, in decades of the learning rate."""
+BAND: Final = 0.1
+"""Losses within this share of the whole fall above the minimum count as its neighborhood."""
+MAX_LOSS: Final = 1.2
+"""Losses above this many times the first ones are cut there, as those of a diverging run would move the minimum."""
 MIN_DROP: Final = 0.02
-"""Fall of the smoothed loss, relative to its start, below which a curve is flat."""
-EDGE_DECADES: Final = 0.5
-"""Distance of the minimum from the end of the range, in decades, from which the range is too short."""
-RULE: Final = "rule"
+"""Fall of the smoothed loss, relative to the first losses, below which a curve is flat."""
 MIN_STEPS: Final = 10
+"""Steps that every run must have before its loss diverges."""
+RULE: Final = (
+    f"The suggestion is the center of the rates whose smoothed loss is within {BAND:.0%} of its whole fall above the "
+    "minimum, on a logarithmic axis. benchmarks/lr_find.py compared this rule with others."
+)
 
 
 @dataclass(frozen=True)
@@ -36,12 +42,35 @@ def list_rates(low: float, high: float, steps: int) -> tuple[float, ...]:
 
 
 def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> Suggestion:
-    """Suggest a learning rate from the losses of each run at the first `rates`."""
+    """Suggest a learning rate from the losses of each run at the first `rates`, for all runs together (see `RULE`)."""
     length = min(len(losses) for losses in runs)
     logarithms = np.log10(np.asarray(rates[:length]))
     pooled = np.mean([losses[:length] for losses in runs], axis=0)
-    smoothed = smooth(logarithms, pooled)
-    return Suggestion(None, tuple(smoothed.tolist()))
+    first = float(np.median(pooled[: max(3, length // 10)]))
+    smoothed = smooth(logarithms, np.minimum(pooled, MAX_LOSS * first))
+    lowest = int(np.argmin(smoothed))
+    drop = float(smoothed[: lowest + 1].max() - smoothed[lowest])
+    shown = tuple(smoothed.tolist())
+    low, high = rates[0], rates[-1]
+    if drop < MIN_DROP * abs(first):
+        if length < len(rates):
+            advice = f"the loss rises from the first steps on (try --from {low / 1000:.0e} --to {high / 1000:.0e})"
+        else:
+            advice = f"the loss hardly changes over all rates (try --to {high * 1000:.0e}, or more --steps)"
+        return Suggestion(None, shown, advice)
+    within = smoothed <= smoothed[lowest] + BAND * drop
+    left = right = lowest
+    while left > 0 and within[left - 1]:
+        left -= 1
+    while right + 1 < length and within[right + 1]:
+        right += 1
+    caution = ""
+    if right == len(rates) - 1:
+        caution = f"the loss still falls at the highest rate (try --to {high * 100:.0e})"
+    elif left == 0:
+        caution = f"the loss is lowest at the lowest rate (try --from {low / 100:.0e})"
+    center = 10 ** float((logarithms[left] + logarithms[right]) / 2)
+    return Suggestion(round_rate(center), shown, caution)
 
 
 def smooth(logarithms: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:
