@@ -87,11 +87,11 @@ class Dimension(ResultModel):
         return "low must be above 0 on a log scale (set scale: linear)" if self.scale == "log" and self.low <= 0 else ""
 
 
-SearchSpace = Mapping[str, Dimension]
+LearnSpace = Mapping[str, Dimension]
 """Dimensions by dotted path; `data.augment.mixup.alpha` is a field of an entry of that list."""
 
 
-def default_space(recipe: Recipe) -> SearchSpace:
+def default_space(recipe: Recipe) -> LearnSpace:
     """Return the space of a recipe: learning rate, weight decay, label smoothing and the strength of augmentations."""
     optim = recipe.optim
     space = {"optim.lr": Dimension(low=optim.lr / 10, high=optim.lr * 10, scale="log")}
@@ -107,7 +107,7 @@ def default_space(recipe: Recipe) -> SearchSpace:
     return space
 
 
-def read_space(path: Path, recipe: Recipe) -> SearchSpace:
+def read_space(path: Path, recipe: Recipe) -> LearnSpace:
     """Read a space from a YAML file. Raise `RecipeError` if it is invalid or does not fit `recipe`."""
     space = {}
     for name, value in _flatten(read_yaml_file(path).values):
@@ -138,7 +138,7 @@ def _flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
             yield f"{above}{name}", value
 
 
-def draw_candidates(recipe: Recipe, space: SearchSpace, number: int) -> list[Patch]:
+def draw_candidates(recipe: Recipe, space: LearnSpace, number: int) -> list[Patch]:
     """Return the first `number` candidates: a Halton sequence, shifted by draws of the recipe's seed.
 
     A random shift modulo 1 keeps the low discrepancy (Cranley and Patterson 1976, doi 10.1137/0713071).
@@ -268,7 +268,7 @@ class LearnSearch:
     """
 
     recipe: Recipe
-    space: SearchSpace
+    space: LearnSpace
     seeds: int
     budget: Budget
     run: Callable[[Trial, int], TrialOutcome]
