@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-SMOOTHING_DECADES: Final = 0.25
+SMOOTHING_DECADES: Final = 0.3
 """Standard deviation of the smoothing kernel, in decades of the learning rate."""
-BAND: Final = 0.1
-"""Losses within this share of the whole fall above the minimum count as its neighborhood."""
+MAX_RISE: Final = 0.1
+"""Rise of the smoothed loss past its minimum, as a share of its whole fall, that the suggestion may have."""
 MAX_LOSS: Final = 1.2
 """Losses above this many times the first ones are cut there, as those of a diverging run would move the minimum."""
 MIN_DROP: Final = 0.02
@@ -19,8 +19,8 @@ MIN_DROP: Final = 0.02
 MIN_STEPS: Final = 10
 """Steps that every run must have before its loss diverges."""
 RULE: Final = (
-    f"The suggestion is the center of the rates whose smoothed loss is within {BAND:.0%} of its whole fall above the "
-    "minimum, on a logarithmic axis. benchmarks/lr_find.py compared this rule with others."
+    "The suggestion is the highest rate, past the minimum of the smoothed loss, before the loss has risen by "
+    f"{MAX_RISE:.0%} of its fall. benchmarks/lr_find.py compares it with a grid of rates."
 )
 
 
@@ -58,19 +58,17 @@ def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> Sugge
         else:
             advice = f"the loss hardly changes over all rates (try --to {high * 1000:.0e}, or more --steps)"
         return Suggestion(None, shown, advice)
-    within = smoothed <= smoothed[lowest] + BAND * drop
-    left = right = lowest
-    while left > 0 and within[left - 1]:
-        left -= 1
-    while right + 1 < length and within[right + 1]:
-        right += 1
+    limit = smoothed[lowest] + MAX_RISE * drop
+    # A step of the test, without interpolation: the last bits of losses then hardly ever show.
+    best = lowest
+    while best + 1 < length and smoothed[best + 1] <= limit:
+        best += 1
     caution = ""
-    if right == len(rates) - 1:
+    if best == len(rates) - 1:
         caution = f"the loss still falls at the highest rate (try --to {high * 100:.0e})"
-    elif left == 0:
+    elif lowest == 0:
         caution = f"the loss is lowest at the lowest rate (try --from {low / 100:.0e})"
-    center = 10 ** float((logarithms[left] + logarithms[right]) / 2)
-    return Suggestion(round_rate(center), shown, caution)
+    return Suggestion(round_rate(rates[best]), shown, caution)
 
 
 def smooth(logarithms: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -97,7 +97,7 @@ def _build_short_run_patch(
     recipe: Recipe, steps: int, user_patch: Patch, lr_share: float, schedule: list[Assignment]
 ) -> Patch:
     # Lengths in percent refer to the whole run and are dropped; measurements that slow down steps get their own runs.
-    keys = {path for path, _ in user_patch.assignments} | {path for path, _ in schedule}
+    keys = {path for path, _ in user_patch.assignments}
     assignments: list[Assignment] = [
         ("train.steps", steps),
         *schedule,
@@ -114,7 +114,7 @@ def _build_short_run_patch(
     assignments += disable_checkpoints(recipe.checkpoint, user_patch)
     if not any(key.startswith("data.progressive") for key in keys):
         assignments.append(("data.progressive", "off"))
-    if "log.every" not in keys and str(recipe.log.every).endswith("%"):
+    if ("log.every", "1st") not in schedule and str(recipe.log.every).endswith("%"):
         assignments += reset_to_defaults(recipe.log, "log", ("every",))
     if str(recipe.parallel.check_replicas).endswith("%"):
         assignments.append(("parallel.check_replicas", "off"))

@@ -22,9 +22,11 @@ def valley(best: float, *, noise: float = 0.0, seed: int = 0, rise: float = 4.0)
 
 
 @pytest.mark.parametrize("best", [1e-4, 3e-3, 0.1])
-def test_the_suggestion_is_the_center_of_a_valley(best: float) -> None:
+def test_the_suggestion_is_where_the_loss_has_risen_by_a_tenth_of_its_fall(best: float) -> None:
+    """That is 0.32 decades above the minimum, and the rates of steps are 0.08 decades apart."""
     suggestion = suggest_lr(RATES, [valley(best)])
-    assert suggestion.lr == pytest.approx(best, rel=0.1) and not suggestion.caution
+    assert suggestion.lr is not None and 0.24 < math.log10(suggestion.lr / best) < 0.33
+    assert not suggestion.caution
     assert len(suggestion.smoothed) == len(RATES)
 
 
@@ -33,8 +35,8 @@ def test_noise_moves_the_suggestion_little_and_less_with_more_runs() -> None:
     three = [
         suggest_lr(RATES, [valley(0.01, noise=0.1, seed=3 * seed + each) for each in range(3)]).lr for seed in range(12)
     ]
-    errors = [np.mean([abs(math.log10((lr or 1.0) / 0.01)) for lr in many]) for many in (one, three)]
-    assert errors[1] < errors[0] < 0.15
+    errors = [np.mean([abs(math.log10((lr or 1.0) / 0.02)) for lr in many]) for many in (one, three)]
+    assert errors[1] < errors[0] < 0.2
 
 
 def test_the_last_bits_of_losses_do_not_show() -> None:
@@ -50,7 +52,7 @@ def test_losses_of_a_diverging_run_do_not_move_the_minimum() -> None:
 
 def test_runs_of_different_lengths_are_pooled_over_the_steps_of_all() -> None:
     suggestion = suggest_lr(RATES, [valley(0.01)[:80], valley(0.01)])
-    assert len(suggestion.smoothed) == 80 and suggestion.lr == pytest.approx(0.01, rel=0.1)
+    assert len(suggestion.smoothed) == 80 and suggestion.lr == suggest_lr(RATES, [valley(0.01)]).lr
 
 
 def test_a_flat_curve_names_no_rate_and_the_new_range() -> None:
