@@ -24,10 +24,9 @@ TEST = (
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_ranks_suggest_what_one_does(paceline, strategy: str) -> None:
-    one, two = (
-        paceline(*FIND, f"parallel.strategy={strategy}", "--ranks", ranks, "--run-dir", f"r{ranks}", "--json").result
-        for ranks in "12"
-    )
+    """BatchNorm would see half of a batch per rank."""
+    words = ("model.norm=group", f"parallel.strategy={strategy}", "--json")
+    one, two = (paceline(*FIND, *words, "--ranks", ranks, "--run-dir", f"r{ranks}").result for ranks in "12")
     assert one["suggestion"] is not None and one["suggestion"] == two["suggestion"]
     # A rank's batch of another size rounds differently.
     for losses, others in zip(one["losses"], two["losses"], strict=True):

@@ -829,6 +829,7 @@ JOB_VERBS: Final[dict[str, type]] = {
     "profile": ProfileOptions,
     "ladder": LadderOptions,
     "tune": TuneOptions,
+    "lr-find": LrFindOptions,
     "scale": ScaleOptions,
     "batch-study": BatchStudyOptions,
 }

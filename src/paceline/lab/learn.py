@@ -31,6 +31,7 @@ from paceline.lab.patches import (
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, format_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.optim import Plateau
 from paceline.recipe.schema.train import OwnLoss
 from paceline.recipe.yaml import read_yaml_file
@@ -194,11 +195,10 @@ def build_rung_patch(recipe: Recipe, candidate: Patch, share: float) -> Patch:
             settings.append(("train.epochs", float(f"{train.epochs * share:.6g}")))
         if getattr(schedule, "warmup_by", "step") == "epoch":  # needs whole epochs
             settings.append(("schedule.warmup_by", "step"))
-        settings += [
-            (f"schedule.{name}", _shorten(getattr(schedule, name), share))
-            for name in type(schedule).model_fields
-            if _is_length(getattr(schedule, name))
-        ]
+        for path, section in (("schedule", schedule), ("data.progressive", varied.data.progressive)):
+            if isinstance(section, Section):
+                values = {f"{path}.{name}": getattr(section, name) for name in type(section).model_fields}
+                settings += [(name, _shorten(value, share)) for name, value in values.items() if _is_length(value)]
     if not isinstance(schedule, Plateau):  # which observes evaluations
         settings.append(("train.eval_every", "100%"))
     elif share < 1 and train.eval_every != "off":
@@ -283,8 +283,10 @@ class LearnSearch:
     def search(self) -> tuple[str, Patch, list[float], list[float]]:
         """Return the best candidate, its patch, and its values and the recipe's, one per seed."""
         first = self._run(BASE, Patch(), 0)
+        if self.outcomes[0].result is None:
+            self.raise_failed(self.outcomes[0])
         if first.value is None:
-            self.raise_failed(self.outcomes[-1])
+            raise RecipeError(f"train.monitor: {first.metric} of the recipe is NaN, so nothing compares (set another)")
         number = count_candidates(self._count_trainings(), self.seeds)
         if not number:
             least = compute_cost(MIN_CANDIDATES, self.seeds)

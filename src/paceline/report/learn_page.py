@@ -17,7 +17,7 @@ from paceline.report.document import (
     TableCell,
     Tone,
 )
-from paceline.report.experiment_common import Column, ExperimentReport, ResultRows, build_record, shell_command
+from paceline.report.experiment_common import Column, ExperimentReport, ResultRows, build_record, train_command
 from paceline.report.text import clean_text
 
 _FINALS: Final = "final"
@@ -121,11 +121,9 @@ def _interval_texts(result: LearnResult, interval: Interval | None) -> tuple[Tab
 def _next_blocks(result: LearnResult) -> list[Block]:
     pairs = [word.partition("=") for word in result.best_patch]
     settings = [(key, cells.sentence_cell(value)) for key, _, value in pairs]
-    trust_code = ["--trust-code"] if result.provenance.get("own_parts") else []
-    command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks), *trust_code]
     return [
         Paragraph(clean_text(result.sentence, 500)),
         KeyValueList(settings, f"Settings of {result.best}"),
         Paragraph("To train the better of the two:"),
-        shell_command(command),
+        train_command(result),
     ]

@@ -152,6 +152,9 @@ def test_a_short_training_has_the_whole_schedule() -> None:
     assert (short.train.epochs, short.optim.lr, str(short.schedule.warmup)) == (30, 0.5, "3ep")
     assert [str(each) for each in short.schedule.milestones] == ["10ep", "20ep"]
     assert (short.train.patience, short.checkpoint.every, str(short.train.eval_every)) == ("off", "off", "100%")
+    sizes = recipe_of("train.epochs=90", "data.progressive={start_size: 8, begin: 9ep, end: 50%, multiple: 4}")
+    progressive = apply_patch(sizes, build_rung_patch(sizes, Patch(), SHARES[1])).data.progressive
+    assert (str(progressive.begin), str(progressive.end)) == ("3ep", "50%")
     whole = apply_patch(recipe, build_rung_patch(recipe, Patch(), 1.0))
     assert whole.schedule == recipe.schedule and whole.train.epochs == 90
 
