@@ -99,7 +99,8 @@ def run_task(task: Task, folder: Path, args: argparse.Namespace) -> dict[str, An
         arguments.append(f"data.source.root={prepare_images(folder.parent, task.images, args)}")
     if task.weights:
         images = prepare_images(folder.parent, task.weights, args)
-        before = train([*arguments, f"data.source.root={images}"], folder / "weights", {}, 0)
+        words = [*arguments, f"data.source.root={images}", "checkpoint.every=100%"]
+        before = train(words, folder / "weights", {}, 0)
         arguments.append(f"model.weights={before}")
     find = folder / "find"
     if not (find / "experiment.json").exists():
