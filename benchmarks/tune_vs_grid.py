@@ -95,7 +95,9 @@ def searched(arguments: Sequence[str], folder: Path, steps: int, budget: int) ->
     """Return what the search has found, with single pairs, as the grid has single runs."""
     space = [f"{path}={','.join(str(value) for value in values)}" for path, values in SPACE.items()]
     code = tune(
-        TuneOptions(args=list(arguments), ranks="1", run_dir=folder, steps=steps, repeats=1, vary=space, budget=budget)
+        TuneOptions(
+            args=list(arguments), ranks="1", run_dir=folder, steps=steps, repeats=1, vary=space, budget=str(budget)
+        )
     )
     found = ExperimentDir(folder).read()
     assert code == 0 and isinstance(found, TuneResult)

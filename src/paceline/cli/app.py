@@ -24,6 +24,7 @@ from paceline.cli.options import (
     EvalOptions,
     ExportOptions,
     LadderOptions,
+    LrFindOptions,
     ModelsOptions,
     OptionsT,
     PredictOptions,
@@ -249,6 +250,14 @@ def check(options: CheckOptions) -> int:
     return work(options)
 
 
+@_verb("paceline lr-find folder data.source.root=~/photos", name="lr-find", panel=_TRAIN)
+def lr_find(options: LrFindOptions) -> int:
+    """Find a learning rate for a recipe in a few short runs whose rate rises from step to step."""
+    from paceline.cli.lr_find import lr_find as work
+
+    return work(options)
+
+
 @_verb("paceline profile folder data.source.root=~/photos --trace", panel=_SPEED)
 def profile(options: ProfileOptions) -> int:
     """Train for a few steps, and report where the time goes and what would make it faster."""
@@ -267,7 +276,12 @@ def ladder(options: LadderOptions) -> int:
 
 @_verb("paceline tune folder data.source.root=~/photos", panel=_SPEED)
 def tune(options: TuneOptions) -> int:
-    """Find the settings that make a recipe train fastest without a worse loss, and save them as a new recipe."""
+    """Find the settings that make a recipe train fastest without a worse loss, or with --learn those that make it
+    most accurate, and save them as a new recipe."""
+    if options.learn:
+        from paceline.cli.tune_learn import tune_learn
+
+        return tune_learn(options)
     from paceline.cli.tune import tune as work
 
     return work(options)

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from paceline.cli.args import count_ranks
-from paceline.cli.options import BatchStudyOptions, LadderOptions, ProfileOptions, ScaleOptions, TuneOptions
+from paceline.cli.options import (
+    BatchStudyOptions,
+    LadderOptions,
+    LrFindOptions,
+    ProfileOptions,
+    ScaleOptions,
+    TuneOptions,
+)
 from paceline.cli.progress_output import OnRunStart, PrintLine, progress_output
 from paceline.cli.ranks import refuse_too_many
 from paceline.cli.start_line import announce, describe_hardware
@@ -37,7 +44,7 @@ from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 RowT = TypeVar("RowT", RungResult, ScalePoint)
-ExperimentOptions = LadderOptions | ScaleOptions | BatchStudyOptions | TuneOptions | ProfileOptions
+ExperimentOptions = LadderOptions | ScaleOptions | BatchStudyOptions | TuneOptions | ProfileOptions | LrFindOptions
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
 _RUN_TIMEOUT_S: Final = 1800.0
@@ -82,15 +89,21 @@ class ShortRuns:
             "command": ("paceline", *sys.argv[1:]),
         }
 
-    def build_runner(self, session: Session, before_run: Callable[[Trial], None] | None = None) -> TrialRunner:
-        """Write the recipes, and return the runner. `before_run` reads a trial's files into the page cache."""
+    def build_runner(
+        self, session: Session, before_run: Callable[[Trial], None] | None = None, *, is_timed: bool = True
+    ) -> TrialRunner:
+        """Write the recipes, and return the runner. `before_run` reads a trial's files into the page cache.
+
+        Runs that are not timed may take any time, and may share their cores.
+        """
         folder, warm_cache = session.folder, before_run or self._warm_cache
         write_recipe(self.loaded.recipe, folder.recipe)
         write_recipe(self.recipe, folder.measured)
 
         def before(trial: Trial, repeat: int) -> None:
             session.on_start(trial, repeat)
-            warm_cache(trial)
+            if is_timed:
+                warm_cache(trial)
 
         return TrialRunner(
             self.recipe,
@@ -100,8 +113,9 @@ class ShortRuns:
                 folder.trials / build_run_name(trial, self.recipe, trial.ranks or self.ranks, repeat)
             ),
             before_run=before,
-            reuse_policy=ReusePolicy(folder.replaced, session.print_line),
-            timeout_s=_RUN_TIMEOUT_S,
+            reuse_policy=ReusePolicy(folder.replaced, session.print_line, is_timed=is_timed),
+            timeout_s=_RUN_TIMEOUT_S if is_timed else None,
+            needs_speed=is_timed,
             oversubscribe=self.oversubscribe,
         )
 
@@ -114,18 +128,27 @@ class ShortRuns:
 
 
 def plan_short_runs(
-    name: str, overrides: Patch, options: TuneOptions | ProfileOptions, *, lr_share: float = TINY_LR_SHARE
+    name: str,
+    overrides: Patch,
+    options: TuneOptions | ProfileOptions | LrFindOptions,
+    *,
+    lr_share: float = TINY_LR_SHARE,
+    build_patch: Callable[[Recipe], Patch] | None = None,
 ) -> ShortRuns:
     """Return the short runs of a recipe on the ranks of this machine. Raise `PacelineError` if they cannot be started.
 
-    `lr_share` is the learning rate as a share of its peak.
+    `lr_share` is the learning rate as a share of its peak. `build_patch` returns what turns the recipe into a run, in
+    place of that of a measurement.
     """
     loaded = with_weights_defaults(load(name, overrides))
     require_consent(loaded, trust_code=options.trust_code)
     ranks = count_ranks(options.ranks, os.environ)
     refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, ranks))
-    patch = build_measurement_patch(loaded.recipe, options.steps, overrides, lr_share=lr_share)
+    if build_patch is None:
+        patch = build_measurement_patch(loaded.recipe, options.steps, overrides, lr_share=lr_share)
+    else:
+        patch = build_patch(loaded.recipe)
     recipe = apply_patch(loaded.recipe, patch)
     return ShortRuns(loaded, recipe, ranks, options.steps, options.repeats, options.oversubscribe)
 

@@ -787,7 +787,42 @@ class TuneOptions:
     allow_batch: Annotated[
         bool, _flag("--allow-batch", help="Also try other batch sizes, and scale the learning rate with them.")
     ] = False
-    budget: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of runs.")] = None
+    budget: Annotated[
+        str | None,
+        _option(
+            metavar="N|TIME",
+            help="Maximum number of runs. With --learn, the cost of the search in whole trainings, or a time such as "
+            "2h. [default with --learn: 16]",
+        ),
+    ] = None
+    learn: Annotated[
+        bool, _flag("--learn", help="Search for the best accuracy: learning rate, weight decay, augmentation, ...")
+    ] = False
+    search: Annotated[
+        Path | None, _option(metavar="FILE", help="With --learn: YAML file of the fields to search, and their ranges.")
+    ] = None
+    seeds: Annotated[
+        int | None,
+        _option(min=2, metavar="N", help="With --learn: final trainings of the best and of the recipe. [default: 3]"),
+    ] = None
+    trust_code: TrustCode = False
+    oversubscribe: Oversubscribe = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrFindOptions:
+    """Options of `paceline lr-find`."""
+
+    args: RecipeArgs = field(default_factory=list)
+    ranks: Ranks = "auto"
+    run_dir: Annotated[
+        Path | None, _folder_option(help="Folder to create.", show_default="runs/lr-find-RECIPE-TIME")
+    ] = None
+    steps: Annotated[int, typer.Option(min=20, metavar="N", help="Steps per run, at a higher rate each.")] = 100
+    low: Annotated[float, typer.Option("--from", metavar="LR", help="First optim.lr.")] = 1e-7
+    high: Annotated[float, typer.Option("--to", metavar="LR", help="Last optim.lr.")] = 10.0
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Runs to average, with a seed each.")] = 3
     trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     as_json: AsJson = False
@@ -857,6 +892,7 @@ JOB_VERBS: Final[dict[str, type]] = {
     "profile": ProfileOptions,
     "ladder": LadderOptions,
     "tune": TuneOptions,
+    "lr-find": LrFindOptions,
     "scale": ScaleOptions,
     "batch-study": BatchStudyOptions,
 }

@@ -31,7 +31,7 @@ from paceline.recipe.schema import Recipe
 
 RANK_VERBS: Final = ("train", "eval")
 """Verbs whose ranks the scheduler starts; the others start their own processes."""
-_ONE_NODE_VERBS: Final = ("ladder", "tune", "profile")
+_ONE_NODE_VERBS: Final = ("ladder", "tune", "lr-find", "profile")
 _SITE_FIELD: Final = re.compile(r"(slurm|kubernetes)\.[a-z_.]+=.*", re.DOTALL)
 _REFUSED_OPTIONS: Final = {
     "--run-dir": "write it before `--`",

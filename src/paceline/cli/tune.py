@@ -24,7 +24,7 @@ from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.schema import Recipe
 
-_TUNED_RECIPE: Final = "tuned.yaml"
+TUNED_RECIPE: Final = "tuned.yaml"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class _TuneRequest:
     runs: ShortRuns
     space: SearchSpace
     options: TuneOptions
+    budget: int | None
 
     def apply(self, patch: Patch) -> Recipe | None:
         """Return the measured recipe with `patch`; None if it does not fit."""
@@ -50,6 +51,9 @@ class _TuneRequest:
 
 def tune(options: TuneOptions) -> int:
     """Run `paceline tune`, and return the exit code."""
+    for option, value in (("--search", options.search), ("--seeds", options.seeds)):
+        if value is not None:
+            raise RecipeError(f"{option}: {value} has no effect on a search for speed (add --learn, or leave it out)")
     request = _build_request(options)
     runs = request.runs
     key = {
@@ -60,10 +64,10 @@ def tune(options: TuneOptions) -> int:
         "ranks": runs.ranks,
         "steps": options.steps,
         "repeats": options.repeats,
-        "budget": options.budget,
+        "budget": request.budget,
     }
     work = partial(_run_search, request)
-    return run_experiment(f"tune-{runs.loaded.name}", key, options, work, total=options.budget)
+    return run_experiment(f"tune-{runs.loaded.name}", key, options, work, total=request.budget)
 
 
 def _build_request(options: TuneOptions) -> _TuneRequest:
@@ -71,19 +75,25 @@ def _build_request(options: TuneOptions) -> _TuneRequest:
     refuse_length(overrides, "a search", purpose="compare")
     refuse_launcher("tune")
     # The recipe and one candidate, then pairs of both.
-    least = 2 + 2 * options.repeats
-    if options.budget is not None and options.budget < least:
+    least, budget = 2 + 2 * options.repeats, _parse_budget(options.budget)
+    if budget is not None and budget < least:
         needs = f"the recipe, one change, and {count(options.repeats, 'pair')}"
         fix = "raise it, or lower --repeats"
-        raise RecipeError(f"--budget: {options.budget} is less than the {least} runs of {needs} ({fix})")
+        raise RecipeError(f"--budget: {budget} is less than the {least} runs of {needs} ({fix})")
     runs = plan_short_runs(name, overrides, options, lr_share=REDUCED_LR_SHARE)
     divide_batch(runs.recipe, runs.ranks)
     space = build_search_space(options.vary, runs.recipe, allow_batch=options.allow_batch)
-    return _TuneRequest(name, overrides, runs, space, options)
+    return _TuneRequest(name, overrides, runs, space, options, budget)
+
+
+def _parse_budget(text: str | None) -> int | None:
+    if text is None or text.isdecimal():
+        return None if text is None else int(text)
+    raise RecipeError(f"--budget: {text!r} is not a number of runs (write 20; times are for --learn)")
 
 
 def _run_search(request: _TuneRequest, session: Session) -> TuneResult:
-    runs, budget = request.runs, request.options.budget
+    runs, budget = request.runs, request.budget
     most = "" if budget is None else f"up to {count(budget, 'run')}, "
     pairs = f"{count(runs.repeats, 'pair')} of runs per promising candidate"
     session.print_line(f"tuning {runs.loaded.name}: {most}{pairs}")
@@ -96,7 +106,7 @@ def _run_search(request: _TuneRequest, session: Session) -> TuneResult:
         budget=budget,
         report=session.print_line,
     ).search()
-    _write_tuned_recipe(request, outcome, session.folder.path / _TUNED_RECIPE)
+    _write_tuned_recipe(request, outcome, session.folder.path / TUNED_RECIPE)
     return _build_result(runs, outcome, session.folder)
 
 
@@ -111,8 +121,13 @@ def _write_tuned_recipe(request: _TuneRequest, outcome: SearchResult, path: Path
     header = f"{loaded.name}, tuned: {_gain_text(outcome.gain)} over {count(outcome.trials, 'run')}."
     patch = merge_patches(loaded.recipe, request.overrides, outcome.patch)
     write_tuned_recipe(path, format_tuned_recipe(request.name, patch, comments, header))
-    tuned = resolve_batch(with_weights_defaults(load(str(path))).recipe, request.runs.ranks)
-    assert tuned == apply_patch(loaded.recipe, outcome.patch), f"{path} differs from the winning recipe"
+    check_tuned_recipe(path, request.runs, outcome.patch)
+
+
+def check_tuned_recipe(path: Path, runs: ShortRuns, patch: Patch) -> None:
+    """Assert that the written recipe is that of the runs with `patch`."""
+    tuned = resolve_batch(with_weights_defaults(load(str(path))).recipe, runs.ranks)
+    assert tuned == apply_patch(runs.loaded.recipe, patch), f"{path} differs from the winning recipe"
 
 
 def _gain_text(gain: Interval | None) -> str:
@@ -126,7 +141,7 @@ def _build_result(runs: ShortRuns, outcome: SearchResult, folder: ExperimentDir)
         best=outcome.best,
         gain=outcome.gain,
         best_patch=tuple(format_patch(outcome.patch)),
-        recipe_file=str(folder.path / _TUNED_RECIPE),
+        recipe_file=str(folder.path / TUNED_RECIPE),
         tried=outcome.tried,
         trials=outcome.trials,
         grid=outcome.grid,

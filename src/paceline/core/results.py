@@ -17,8 +17,8 @@ from paceline.core.statistics import Interval
 from paceline.core.units import count, milliseconds, number, size
 
 SCHEMA_VERSION = 3
-Status = Literal["completed", "target_reached", "patience_reached", "time_reached", "preempted", "failed"]
-FINISHED: Final = frozenset({"completed", "target_reached", "patience_reached", "time_reached"})
+Status = Literal["completed", "target_reached", "patience_reached", "time_reached", "diverged", "preempted", "failed"]
+FINISHED: Final = frozenset({"completed", "target_reached", "patience_reached", "time_reached", "diverged"})
 """Statuses of a run that ended as its recipe says."""
 CPU_STARVED: Final = "cpu-starved"
 """Bottleneck of a run whose cores other processes used: its other measurements are not reliable."""

@@ -75,11 +75,32 @@ def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_sh
     The learning rate is constant at `lr_share` of its peak. Settings in `user_patch` of evaluation, checkpoints,
     progressive sizes and logging are kept.
     """
+    schedule: list[Assignment] = [("schedule.name", "constant")]
+    return _build_short_run_patch(recipe, recipe.measure.warmup_steps + steps, user_patch, lr_share, schedule)
+
+
+def build_range_test_patch(recipe: Recipe, steps: int, low: float, high: float) -> Patch:
+    """Return the patch that turns `recipe` into a learning-rate range test of `steps` steps.
+
+    `optim.lr` rises from `low` to `high`, and with it every rate that the optimizer derives from it. The loss of every
+    step is logged.
+    """
+    schedule: list[Assignment] = [
+        ("schedule.name", "range_test"),
+        ("schedule.start", _round_lr(low / high)),
+        ("log.every", "1st"),
+    ]
+    return _build_short_run_patch(recipe, steps, Patch(), high / recipe.optim.lr, schedule)
+
+
+def _build_short_run_patch(
+    recipe: Recipe, steps: int, user_patch: Patch, lr_share: float, schedule: list[Assignment]
+) -> Patch:
     # Lengths in percent refer to the whole run and are dropped; measurements that slow down steps get their own runs.
     keys = {path for path, _ in user_patch.assignments}
     assignments: list[Assignment] = [
-        ("train.steps", recipe.measure.warmup_steps + steps),
-        ("schedule.name", "constant"),
+        ("train.steps", steps),
+        *schedule,
         ("optim.lr", _round_lr(recipe.optim.lr * lr_share)),
         ("measure.clock", "on"),
     ]
@@ -93,7 +114,7 @@ def build_measurement_patch(recipe: Recipe, steps: int, user_patch: Patch, lr_sh
     assignments += disable_checkpoints(recipe.checkpoint, user_patch)
     if not any(key.startswith("data.progressive") for key in keys):
         assignments.append(("data.progressive", "off"))
-    if str(recipe.log.every).endswith("%"):
+    if ("log.every", "1st") not in schedule and str(recipe.log.every).endswith("%"):
         assignments += reset_to_defaults(recipe.log, "log", ("every",))
     if str(recipe.parallel.check_replicas).endswith("%"):
         assignments.append(("parallel.check_replicas", "off"))

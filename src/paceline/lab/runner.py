@@ -36,12 +36,13 @@ class ReusePolicy:
 
     A run is reused if it had the same hardware, versions and plugin code, and the cores to itself. Runs on more than
     `max_nodes` nodes cannot be repeated here and are always reused; `describe_inconsistent_runs` reports how they
-    differ. `report` receives a line per archived run.
+    differ. `report` receives a line per archived run. Runs that are not timed may have shared their cores.
     """
 
     replaced_dir: Path
     report: Callable[[str], None]
     max_nodes: int = 0
+    is_timed: bool = True
     _machines: dict[tuple[int, int], Mapping[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def find_differences(self, known: TrialOutcome, ranks: int, start: ProcessStarter, *, on_cpu: bool) -> list[str]:
@@ -58,7 +59,7 @@ class ReusePolicy:
             self._machines[layout] = query_machine(*layout, start)
         previous = known.result.provenance
         # A run that shared its cores was measured too slow.
-        starved = starved_note([known.result])
+        starved = starved_note([known.result]) if self.is_timed else ""
         return [
             *diff_machines(previous, self._machines[layout], on_cpu=on_cpu),
             *(f"other code of {name}" for name in stale_code(previous.get("own_parts", {}))),

@@ -19,7 +19,7 @@ from paceline.lab.trial import Trial, TrialOutcome, apply_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch, lr_factor
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.optim import OneCycle, ScheduleSection
+from paceline.recipe.schema.optim import OneCycle, RangeTest, ScheduleSection
 from paceline.recipe.schema.train import Parallel
 
 ScalingMode = Literal["weak", "strong"]
@@ -282,7 +282,9 @@ def _plan_cell(
     ]
     if warmup is not None:
         settings.append(("schedule.warmup", str(warmup)))
-        if not warmup.value and not isinstance(recipe.schedule, OneCycle):  # these have no effect without a warm-up
+        if not warmup.value and not isinstance(
+            recipe.schedule, OneCycle | RangeTest
+        ):  # these have no effect without a warm-up
             settings += reset_to_defaults(recipe.schedule, "schedule", ("warmup_start", "warmup_shape", "warmup_by"))
     patch = Patch((*whole.patch.assignments, *drop_unchanged_settings(recipe, settings).assignments))
     cell = BatchCell(batch_size, _format_warmup(recipe.schedule, warmup), rule, recipe.optim.lr, None)
@@ -298,7 +300,7 @@ def _plan_cell(
 def _format_warmup(schedule: ScheduleSection, warmup: Duration | None) -> str:
     if warmup is not None:
         return str(warmup)
-    return "" if isinstance(schedule, OneCycle) else str(schedule.warmup)
+    return "" if isinstance(schedule, OneCycle | RangeTest) else str(schedule.warmup)
 
 
 def build_batch_points(

@@ -14,7 +14,7 @@ from paceline.recipe.schema.augment import AnyPixels, ColorJitter, CutMix, Cutou
 from paceline.recipe.schema.base import Auto, Off
 from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
-from paceline.recipe.schema.optim import OneCycle, OptimSection, ScheduleSection, Step
+from paceline.recipe.schema.optim import OneCycle, OptimSection, RangeTest, ScheduleSection, Step
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.recipe.schema.sampler import Repeated
 from paceline.recipe.schema.train import Ema, Parallel, Train
@@ -362,6 +362,8 @@ def lr_sentence(optim: OptimSection, schedule: ScheduleSection, batch_size: int,
         scaled = f"{scaled}, each layer before the classifier {optim.layer_decay:g} times that of the next"
     if isinstance(schedule, OneCycle):
         return f"{scaled}, rising for {_format_duration(schedule.peak_at)}"
+    if isinstance(schedule, RangeTest):
+        return f"{scaled}, rising from {schedule.start:g} of it throughout"
     warmup = schedule.warmup
     return f"{scaled}, " + (f"{_format_duration(warmup)} of warm-up" if warmup.value else "no warm-up")
 
@@ -383,6 +385,8 @@ def _note_beyond_end(
     schedule: ScheduleSection, ema: Ema | Off, to_steps: Callable[[Duration], int], total_steps: int
 ) -> list[str]:
     """Return warnings if the run ends before its warm-up, first milestone or first EMA update does."""
+    if isinstance(schedule, RangeTest):
+        return []
     ends = f"schedule: the run ends at step {total_steps:,}"
     notes = []
     rise = to_steps(schedule.peak_at if isinstance(schedule, OneCycle) else schedule.warmup)

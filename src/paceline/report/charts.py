@@ -28,6 +28,7 @@ _MIN_OPACITY = 0.25  # below this, a cell looks empty
 _NAME_CHAR_WIDTH = 6.2
 _AXIS_TITLE = 14.0  # margin of an axis title of a heat map
 _MAX_NAME_CHARS = 14
+_MIN_COUNT = 0.01  # a log axis that begins below it shows no counts
 
 
 @dataclass(frozen=True)
@@ -338,7 +339,9 @@ def _build_axes(chart: Chart, lines: Sequence[ChartLine]) -> tuple[Axis, Axis]:
     ys += [level for level in (chart.low, chart.high) if level is not None]
     if chart.rule is not None:
         ys.append(chart.rule[0])
-    x_axis = log2_axis(min(xs), max(xs)) if chart.log_x else linear_axis(min(0.0, *xs), max(xs), is_tight=True)
+    # Counts, such as of ranks, double; learning rates rise by powers of ten.
+    log_axis = log2_axis if min(xs) >= _MIN_COUNT else log10_axis
+    x_axis = log_axis(min(xs), max(xs)) if chart.log_x else linear_axis(min(0.0, *xs), max(xs), is_tight=True)
     return x_axis, log10_axis(min(ys), max(ys)) if chart.log_y else linear_axis(min(ys), max(ys), 4)
 
 

@@ -10,6 +10,7 @@ from paceline import __version__
 from paceline.core.experiments.results import (
     BatchPoint,
     LadderResult,
+    LearnResult,
     ParityResult,
     RungResult,
     ScalePoint,
@@ -240,6 +241,12 @@ class RateBar:
 def shell_command(arguments: Sequence[str]) -> Command:
     """Return a command to paste."""
     return Command(clean_text(shlex.join(arguments), _MAX_COMMAND_CHARS))
+
+
+def train_command(result: TuneResult | LearnResult) -> Command:
+    """Return the command that trains the recipe that a search has written."""
+    trust_code = ["--trust-code"] if result.provenance.get("own_parts") else []
+    return shell_command(["paceline", "train", result.recipe_file, "--ranks", str(result.ranks), *trust_code])
 
 
 def rate_bars(title: str, note: str, bars: Sequence[RateBar], legend: Sequence[tuple[str, str]] = ()) -> BarChart:

@@ -8,12 +8,22 @@ from typing import Any, Final
 from paceline.core.csv_cells import to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir
-from paceline.core.experiments.results import LadderResult, PredictionResult, ScaleResult, SweepResult, TuneResult
+from paceline.core.experiments.results import (
+    LadderResult,
+    LearnResult,
+    LrFindResult,
+    PredictionResult,
+    ScaleResult,
+    SweepResult,
+    TuneResult,
+)
 from paceline.core.results import printable_class_name
 from paceline.core.run_dir import write_atomic
 from paceline.report.document import ReportPage
 from paceline.report.experiment_common import Column, ExperimentReport, ResultRows
 from paceline.report.ladder_page import build_ladder_page, ladder_rows
+from paceline.report.learn_page import build_learn_page, learn_rows
+from paceline.report.lr_find_page import build_lr_find_page, lr_find_rows
 from paceline.report.prediction_page import build_prediction_page, prediction_rows
 from paceline.report.read_run import TolerantReader
 from paceline.report.render import markdown_table_lines
@@ -40,6 +50,10 @@ def build_experiment_page(folder: ExperimentDir, result: Experiment) -> ReportPa
             return build_tuning_page(report, result)
         case SweepResult():
             return build_sweep_page(report, result)
+        case LrFindResult():
+            return build_lr_find_page(report, result)
+        case LearnResult():
+            return build_learn_page(report, result)
 
 
 def _build_rows(result: Experiment) -> ResultRows:
@@ -56,6 +70,10 @@ def _build_rows(result: Experiment) -> ResultRows:
             return tuning_rows(result)
         case SweepResult():
             return sweep_rows(result)
+        case LrFindResult():
+            return lr_find_rows(result)
+        case LearnResult():
+            return learn_rows(result)
 
 
 def write_tables(folder: ExperimentDir, result: Experiment) -> None:

@@ -35,6 +35,7 @@ def run_brief(run: RunData, page: ReportPage) -> Brief:
         "target_reached": f"trained {name} to its target",
         "patience_reached": f"trained {name} until it stopped improving",
         "time_reached": f"trained {name} for its time",
+        "diverged": f"{name}: range test ended as the loss diverged",
     }
     headline = [
         ended.get(result.status) or f"{name}: {page.status.partition(';')[0]}",

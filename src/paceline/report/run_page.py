@@ -50,6 +50,7 @@ _STATUS_TONES: Final[dict[str, Tone]] = {
     "target_reached": "good",
     "patience_reached": "good",
     "time_reached": "good",
+    "diverged": "good",  # of a range test
     "preempted": "warning",
     "failed": "bad",
 }

@@ -37,8 +37,8 @@ from paceline.report.experiment_common import (
     measurement_facts,
     measurement_status,
     rate_bars,
-    shell_command,
     stage_columns,
+    train_command,
 )
 from paceline.report.text import clean_text, finite_or_none
 
@@ -156,9 +156,7 @@ def _best_settings_section(result: TuneResult) -> PageSection:
     columns = [TableColumn("setting", is_number=False), TableColumn("best", is_number=False)]
     blocks: list[Block] = [Table("", columns, rows)]
     if result.recipe_file:
-        trust_code = ["--trust-code"] if result.provenance.get("own_parts") else []
-        command = ["paceline", "train", result.recipe_file, "--ranks", str(result.ranks), *trust_code]
-        blocks += [Paragraph("To train the tuned recipe:"), shell_command(command)]
+        blocks += [Paragraph("To train the tuned recipe:"), train_command(result)]
     return PageSection("take", "Next steps", blocks)
 
 

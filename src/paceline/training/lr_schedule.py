@@ -1,15 +1,17 @@
-"""Learning-rate schedules. All but `Plateau` are pure functions of the step."""
+"""Learning-rate schedules. All but `Plateau` and `RangeTest` are pure functions of the step."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import optim as sections
 from paceline.recipe.schema.optim import ScheduleSection
 
+_LOSS_DECAY: Final = 0.9
+"""Decay of the average that ends a range test; the suggestion smooths the losses anew (`lab.lr_find`)."""
 LrShape = Callable[[int], float]
 """Return the learning rate at a global step, from 0, relative to its peak, without the warm-up."""
 
@@ -142,9 +144,40 @@ class PlateauShape:
             self.share, self.bad_evaluations = self.share * self.factor, 0
 
 
+@dataclass
+class RangeTestShape:
+    """Rise from `start` at step 0 to 1 at step `last` by a constant factor per step (Smith 2017, arXiv 1506.01186).
+
+    The loss has diverged once its exponential moving average is above `max_rise` times the average's minimum.
+    """
+
+    start: float
+    last: int
+    max_rise: float
+    average: float = 0.0
+    weight: float = 0.0
+    lowest: float = math.inf
+    has_diverged: bool = False
+
+    def __call__(self, step: int) -> float:
+        """Return the share of the peak at `step`."""
+        return math.pow(self.start, 1 - min(1.0, step / max(1, self.last)))
+
+    def observe_loss(self, loss: float) -> None:
+        """Add a training loss, averaged over all ranks, to the moving average, and compare it with its minimum."""
+        self.average += (1 - _LOSS_DECAY) * (loss - self.average)
+        self.weight += (1 - _LOSS_DECAY) * (1 - self.weight)
+        smoothed = self.average / self.weight  # without the bias towards 0 of the first losses
+        self.lowest = min(self.lowest, smoothed)
+        self.has_diverged = self.has_diverged or smoothed > self.max_rise * self.lowest
+
+
 @dataclass(frozen=True)
 class LrSchedule:
-    """The learning rate of each step, from 0: warm-up, then `shape`, of which only `PlateauShape` has state."""
+    """The learning rate of each step, from 0: warm-up, then `shape`.
+
+    `PlateauShape` and `RangeTestShape` have state.
+    """
 
     peak: float
     warmup: LrWarmup
@@ -159,9 +192,27 @@ class LrSchedule:
         if isinstance(self.shape, PlateauShape) and step > self.warmup.steps:
             self.shape.observe(value)
 
+    def observe_loss(self, loss: float) -> None:
+        """Observe a logged training loss, averaged over ranks, and over the steps since the last one."""
+        if isinstance(self.shape, RangeTestShape):
+            self.shape.observe_loss(loss)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether a range test has seen enough: the run ends here."""
+        return isinstance(self.shape, RangeTestShape) and self.shape.has_diverged
+
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values that a resumed run needs. An infinite `best` is None, for JSON."""
+        """Return plain values that a resumed run needs. Infinite values are None, for JSON."""
         shape = self.shape
+        if isinstance(shape, RangeTestShape):
+            lowest = None if math.isinf(shape.lowest) else shape.lowest
+            return {
+                "average": shape.average,
+                "weight": shape.weight,
+                "lowest": lowest,
+                "has_diverged": shape.has_diverged,
+            }
         if not isinstance(shape, PlateauShape):
             return {}
         best = None if math.isinf(shape.best) else shape.best
@@ -169,6 +220,10 @@ class LrSchedule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned."""
+        if isinstance(self.shape, RangeTestShape):
+            self.shape.average, self.shape.weight = state["average"], state["weight"]
+            self.shape.lowest = math.inf if state["lowest"] is None else state["lowest"]
+            self.shape.has_diverged = state["has_diverged"]
         if isinstance(self.shape, PlateauShape):
             self.shape.best = self.shape.worst if state["best"] is None else state["best"]
             self.shape.bad_evaluations, self.shape.share = state["bad_evaluations"], state["share"]
@@ -182,6 +237,9 @@ def build_lr_schedule(section: ScheduleSection, plan: Plan, *, is_minimized: boo
     if isinstance(section, sections.OneCycle):
         shape = OneCycleShape(max(1, plan.steps(section.peak_at)), plan.total_steps, section.start, section.final)
         return LrSchedule(plan.peak_lr, LrWarmup(0, 0.0), shape)
+    if isinstance(section, sections.RangeTest):
+        rise = RangeTestShape(section.start, plan.total_steps - 1, section.max_rise)
+        return LrSchedule(plan.peak_lr, LrWarmup(0, 0.0), rise)
     stair = plan.steps_per_epoch if section.warmup_by == "epoch" else 0
     warmup = LrWarmup(plan.steps(section.warmup), section.warmup_start, section.warmup_shape, stair)
     return LrSchedule(plan.peak_lr, warmup, _build_shape(section, plan, warmup.steps, is_minimized=is_minimized))

@@ -176,6 +176,7 @@ class MetricsLogger:
         if not math.isfinite(loss):  # the run is about to fail
             return
         step = state.step + 1
+        self._schedule.observe_loss(loss)
         self._add_accuracy()
         top1, top5 = self._since_log.shares
         self._sink.step(

@@ -248,6 +248,8 @@ class Trainer:
             return "target_reached"
         if state.step == self.total_steps:
             return "completed"
+        if self.schedule.has_diverged:
+            return "diverged"
         is_exhausted = self.patience.is_exhausted(state.not_better, state.last_step - state.best_step)
         return "patience_reached" if is_exhausted else None
 

@@ -347,6 +347,7 @@ def test_an_error_names_the_site_variable(here: Path, monkeypatch):
             "tune digits optim.lr=1 --budget 3 --ranks 1 --run-dir",
         ),
         (["profile", "digits"], {"ranks_per_node": 2}, "profile digits --ranks 2 --run-dir"),
+        (["lr-find", "digits", "--to", "1"], {"ranks_per_node": 2}, "lr-find digits --to 1 --ranks 2 --run-dir"),
         (["ladder", "cpu", "--ranks", "3"], {}, "ladder cpu --ranks 3 --run-dir"),
         (["scale", "digits"], {"nodes": 3, "gpus_per_node": 4}, "scale digits --ranks 1,2,4 --nodes 1,2,3 --run-dir"),
         (

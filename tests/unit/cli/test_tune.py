@@ -155,7 +155,7 @@ def test_the_tuned_recipe_is_the_recipe_if_nothing_is_faster(tune, tmp_path: Pat
     [
         (["train.steps=5"], {}, "train.steps: 5 has no effect"),
         (["measure.clock=off"], {}, "measure.clock: off leaves nothing"),
-        ([], {"budget": 5}, "--budget: 5 is less than the 6 runs"),
+        ([], {"budget": "5"}, "--budget: 5 is less than the 6 runs"),
         ([], {"vary": ["data.batch_size=64"]}, "--allow-batch"),
     ],
 )

@@ -40,7 +40,7 @@ def test_every_designed_key_is_a_field(kind):
 
 
 def test_the_statuses_are_the_designed_ones():
-    ended = ("completed", "target_reached", "patience_reached", "time_reached")
+    ended = ("completed", "target_reached", "patience_reached", "time_reached", "diverged")
     assert get_args(Status) == (*ended, "preempted", "failed") and set(ended) == FINISHED
 
 

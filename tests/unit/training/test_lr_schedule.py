@@ -1,5 +1,6 @@
 """The learning rate, by value at every step."""
 
+import json
 import math
 
 import numpy as np
@@ -165,6 +166,31 @@ def test_plateau_goes_on_from_its_state() -> None:
     other = LrSchedule(0.1, LrWarmup(0, 0.0), PlateauShape(0.2, 1, 1e-4))
     other.load_state_dict(one.state_dict())
     assert other == one and other.lr(0) == pytest.approx(0.02)
+
+
+def test_a_range_test_rises_by_a_constant_factor_to_the_peak_at_the_last_step() -> None:
+    made = schedule({"name": "range_test", "start": 1e-4}, steps=5)
+    assert course(made, 5) == pytest.approx([1e-5, 1e-4, 1e-3, 1e-2, 0.1])
+
+
+def test_a_range_test_ends_once_the_smoothed_loss_is_a_multiple_of_its_minimum() -> None:
+    made = schedule({"name": "range_test", "max_rise": 2.0})
+    seen = []
+    for loss in (1.0, 1.0, 9.0, 9.0, 0.1):
+        made.observe_loss(loss)
+        seen.append(made.has_diverged)
+    # The first losses count in full: their average is 1, and then (0.1 * 1 + 0.09 * 1 + ...) over the sum of weights.
+    average = np.average([1.0, 1.0, 9.0], weights=[0.081, 0.09, 0.1])
+    assert average > 2 and seen == [False, False, True, True, True]
+
+
+def test_a_range_test_resumes_from_its_state() -> None:
+    one, other = (schedule({"name": "range_test"}) for _ in range(2))
+    assert json.loads(json.dumps(one.state_dict())) == one.state_dict()  # infinity is no JSON
+    for loss in (1.0, 0.5, 3.0):
+        one.observe_loss(loss)
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert other == one and other.state_dict()["lowest"] is not None
 
 
 @pytest.mark.parametrize(("rule", "peak"), [("none", 0.1), ("linear", 0.1 * 20 / 5), ("sqrt", 0.1 * math.sqrt(20 / 5))])

@@ -63,7 +63,7 @@ def journal(
     state: TrainState, sink: Kept, now: Callable[[], float] | None = None, accuracy: BatchAccuracy | None = None
 ) -> MetricsLogger:
     """Return a logger whose learning rate in update n is n + 1."""
-    schedule = SimpleNamespace(lr=lambda updates: updates + 1.0)
+    schedule = SimpleNamespace(lr=lambda updates: updates + 1.0, observe_loss=lambda loss: None)
     ticks = iter(range(10_000))
     watch = RunTimer(state.trained_s, now or (lambda: float(next(ticks))), train_before_s=state.train_s)
     return MetricsLogger(PLAN, SingleDevice(), schedule, sink, None, watch, accuracy, state)
@@ -92,7 +92,7 @@ def test_a_skipped_step_is_in_no_mean_and_does_not_move_the_learning_rate() -> N
 
 def test_a_record_has_rounded_shares_of_stages_and_asks_once_per_record() -> None:
     state, sink, shares = TrainState(), Kept(), iter([{}, {"data_wait": 1 / 3}])
-    schedule = SimpleNamespace(lr=lambda updates: 1.0)
+    schedule = SimpleNamespace(lr=lambda updates: 1.0, observe_loss=lambda loss: None)
     watch = RunTimer(0.0, lambda: 0.0)
     logger = MetricsLogger(PLAN, SingleDevice(), schedule, sink, None, watch, None, state, lambda: next(shares))
     log_steps(logger, state, [1.0] * 8)

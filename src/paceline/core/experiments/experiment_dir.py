@@ -13,12 +13,20 @@ from typing import Annotated, Any, Final
 from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import PacelineError, RecipeError
-from paceline.core.experiments.results import LadderResult, PredictionResult, ScaleResult, SweepResult, TuneResult
+from paceline.core.experiments.results import (
+    LadderResult,
+    LearnResult,
+    LrFindResult,
+    PredictionResult,
+    ScaleResult,
+    SweepResult,
+    TuneResult,
+)
 from paceline.core.experiments.task_lock import write_shared
 from paceline.core.json_file import read_json, read_limited
 from paceline.core.run_dir import LOCK, RunDir, write_atomic
 
-Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult | SweepResult
+Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult | SweepResult | LrFindResult | LearnResult
 RESULT: Final = "experiment.json"
 _REQUEST: Final = "asked.json"
 _FORMER_REQUEST_KEYS: Final = ("paceline", "torch")

@@ -250,6 +250,73 @@ class SweepResult(ResultModel):
     provenance: dict[str, Any]
 
 
+class LrFindResult(ResultModel):
+    """Learning-rate range tests of a recipe, and the suggested rate. Rates are values of `optim.lr`."""
+
+    kind: Literal["lr_find"] = "lr_find"
+    schema_version: int = 1
+    recipe: str
+    recipe_hash: str
+    ranks: int
+    batch_size: int
+    steps: int  # per run, unless the loss diverged before
+    repeats: int  # runs, with a seed each
+    lr: MeasuredFloat  # of the recipe
+    suggestion: MeasuredFloat | None  # None: the curve names none
+    rule: str
+    caution: str  # why the suggestion may mislead, and what to do, or ""
+    rates: tuple[MeasuredFloat, ...]  # of the steps
+    losses: tuple[tuple[MeasuredFloat, ...], ...]  # per run and step, as many as it trained
+    smoothed: tuple[MeasuredFloat, ...]  # of the steps that all runs have
+    runs: tuple[str, ...]  # folders below the experiment's
+    wall_s: MeasuredFloat  # sum of all successful runs
+    command: tuple[str, ...]
+    provenance: dict[str, Any]
+
+
+class LearnTrial(ResultModel):
+    """A run of `tune --learn`: a candidate on a rung, or with a seed of the finals."""
+
+    name: str
+    patch: tuple[str, ...]  # KEY=VALUE words over the recipe
+    rung: int  # from 1; the finals come last
+    share: MeasuredFloat  # length of the run, as a share of the recipe's
+    seed: int
+    metric: str  # "" for a run that failed
+    is_minimized: bool
+    value: MeasuredFloat | None  # the metric of the last evaluation; None: it failed, or the metric is NaN
+    error: str  # why it failed, or ""
+    run: str  # folder below the experiment's, or ""
+    wall_s: MeasuredFloat
+
+
+class LearnResult(ResultModel):
+    """The settings with the best metric that `tune --learn` found, compared with the recipe over new seeds."""
+
+    kind: Literal["learn"] = "learn"
+    schema_version: int = 1
+    recipe: str
+    recipe_hash: str
+    ranks: int
+    metric: str
+    is_minimized: bool
+    seeds: int
+    budget: str
+    space: tuple[str, ...]  # searched fields and their ranges
+    trials: tuple[LearnTrial, ...]  # in order
+    best: str  # name of the best candidate
+    best_patch: tuple[str, ...]  # its changes to the recipe
+    best_value: Interval | None  # over the seeds of the finals; None: all its runs failed
+    recipe_value: Interval | None
+    gain: Interval | None  # mean of the best minus that of the recipe
+    sentence: str
+    recipe_file: str  # the recipe of the better of the two
+    spent: MeasuredFloat  # whole trainings
+    wall_s: MeasuredFloat  # sum of all runs
+    command: tuple[str, ...]
+    provenance: dict[str, Any]
+
+
 class Predicted(ResultModel):
     """Prediction for a number of ranks."""
 

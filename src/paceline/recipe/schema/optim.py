@@ -343,6 +343,17 @@ class Plateau(_WarmedUp):
     """Smallest relative improvement that counts."""
 
 
+class RangeTest(Section):
+    """Learning-rate range test (Smith 2017, arXiv 1506.01186): rise from `start` to the peak by a constant factor per
+    step, and end the run once the loss diverges. `paceline lr-find` reads a learning rate from it."""
+
+    name: Literal["range_test"] = "range_test"
+    start: float = Field(1e-8, gt=0, lt=1)
+    """Learning rate at the first step, as a fraction of the peak."""
+    max_rise: float = Field(4.0, gt=1)
+    """End the run once the smoothed training loss, as logged, is this many times its minimum."""
+
+
 ScheduleSection = Annotated[
-    Constant | Cosine | Linear | Polynomial | Step | OneCycle | Plateau, Field(discriminator="name")
+    Constant | Cosine | Linear | Polynomial | Step | OneCycle | Plateau | RangeTest, Field(discriminator="name")
 ]

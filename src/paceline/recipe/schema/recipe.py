@@ -17,6 +17,7 @@ from paceline.recipe.schema.optim import (
     Lamb,
     OptimSection,
     Plateau,
+    RangeTest,
     RmsProp,
     ScheduleFree,
     ScheduleSection,
@@ -122,7 +123,7 @@ class Recipe(Section):
     def _check_schedule(self) -> Self:
         if isinstance(self.schedule, Plateau) and self.train.eval_every == "off":
             refuse("schedule.name", "plateau has no effect with train.eval_every off (set train.eval_every=1ep)")
-        if isinstance(self.optim, ScheduleFree) and not isinstance(self.schedule, Constant):
+        if isinstance(self.optim, ScheduleFree) and not isinstance(self.schedule, Constant | RangeTest):
             name = self.schedule.name
             refuse(
                 "schedule.name", f"{name} falls, and schedule_free averages in its place (set schedule.name=constant)"

@@ -1,0 +1,142 @@
+"""`paceline lr-find` and `tune --learn` with real runs: the same on two ranks, resumed, and as a user sees them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import LearnResult, LrFindResult
+from paceline.recipe.load import Patch, load
+
+SMALL = (
+    *("synthetic", "model.width=0.1", "data.source.num_images=96", "data.source.num_val_images=37"),
+    *("data.source.image_size=8", "data.batch_size=16", "parallel.threads=1", "data.workers=0"),
+    *("log.tensorboard=off", "log.worst=0"),
+)
+FIND = ("lr-find", *SMALL, "--steps", "40", "--from", "1e-5", "--to", "10", "--repeats", "2")
+TEST = (
+    *("train", *SMALL, "train.steps=14", "log.every=1st", "schedule.name=range_test", "schedule.start=1e-5"),
+    *("optim.lr=300", "schedule.max_rise=1.5", "train.eval_every=off", "log.report=off", "--json"),
+)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_ranks_suggest_what_one_does(paceline, strategy: str) -> None:
+    """High rates amplify the rounding of another batch size per rank, hence float64; BatchNorm must see all images."""
+    words = ("model.norm=sync_batch", "train.precision=fp64", "data.source.image_size=16", "data.batch_size=32")
+    words = (*words, "data.source.num_images=128", f"parallel.strategy={strategy}", "--json")
+    one, two = (paceline(*FIND, *words, "--ranks", ranks, "--run-dir", f"r{ranks}").result for ranks in "12")
+    assert one["suggestion"] is not None and one["suggestion"] == two["suggestion"]
+    for losses, others in zip(one["losses"], two["losses"], strict=True):
+        assert losses[:25] == pytest.approx(others[:25], rel=1e-9)
+    assert one["losses"][0] != one["losses"][1]  # of another seed
+
+
+def test_the_suggestion_is_that_of_the_recipe_before_it_is_scaled(paceline) -> None:
+    """With a factor of 2 for the batch, half the rate is the same run."""
+    plain = paceline(*FIND, "--json", "--run-dir", "plain").result
+    scaling = ("optim.lr_scaling=linear", "optim.base_batch_size=8")
+    args = [*FIND[:-6], "--from", "5e-6", "--to", "5", "--repeats", "2"]
+    scaled = paceline(*args, *scaling, "--json", "--run-dir", "scaled").result
+    assert scaled["losses"] == plain["losses"]
+    assert scaled["suggestion"] == pytest.approx(plain["suggestion"] / 2, rel=0.05)
+
+
+def test_an_interrupted_range_test_repeats_no_run(paceline, tmp_path: Path) -> None:
+    completed = paceline(*FIND, "--run-dir", "found")
+    folder = ExperimentDir(tmp_path / "found")
+    found = folder.read()
+    assert isinstance(found, LrFindResult) and len(found.runs) == 2
+    assert f"optim.lr={found.suggestion:g}" in completed.out and "<- suggestion" in completed.out
+    page = folder.report.read_text(encoding="utf-8")
+    assert f"suggestion {found.suggestion:g}" in page
+    folder.result.unlink()  # as if killed in its last run
+    shutil.rmtree(folder.path / found.runs[1])
+    kept = (folder.path / found.runs[0] / "result.json").stat().st_mtime_ns
+    again = paceline(*FIND, "--run-dir", "found", "--json").result
+    assert (folder.path / found.runs[0] / "result.json").stat().st_mtime_ns == kept
+    assert again["losses"] == json.loads(found.model_dump_json())["losses"]
+    assert again["suggestion"] == found.suggestion
+
+
+def test_a_range_test_that_becomes_nan_ends_there(paceline) -> None:
+    """Without normalization, huge weights overflow. The loss of that step is not logged."""
+    found = paceline(
+        *("lr-find", *SMALL, "optim={name: adamw}", "model.norm=none", "--steps", "40", "--from", "1e-15"),
+        *("--to", "1e30", "--repeats", "1", "--run-dir", "found", "--json"),
+    ).result
+    assert len(found["losses"][0]) < 40 and len(found["smoothed"]) == len(found["losses"][0])
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_diverged_run_ends_alike_if_it_is_resumed(paceline, tmp_path: Path, ranks: str) -> None:
+    args = (*TEST, "checkpoint.every=2st", "checkpoint.keep=9", "--ranks", ranks)
+    whole = paceline(*args, "--run-dir", "whole").result
+    assert whole["status"] == "diverged" and 4 < whole["steps"] < 14
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    (tmp_path / "cut" / "result.json").unlink()
+    for path in (tmp_path / "cut" / "checkpoints").iterdir():
+        if int(path.name[-2:]) > 4:
+            shutil.rmtree(path)
+    resumed = paceline(*args, "--run-dir", "cut", "--resume").result
+    assert (resumed["status"], resumed["steps"]) == ("diverged", whole["steps"])
+    assert resumed["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_the_range_must_rise(paceline) -> None:
+    failed = paceline("lr-find", *SMALL, "--from", "1", "--to", "0.1", "--run-dir", "found")
+    failed.assert_error("--from: 1 is not between 0 and --to 0.1 (lower it)")
+
+
+LEARN = (
+    *("tune", *SMALL, "train.epochs=0.9", "--learn", "--budget", "7.5", "--seeds", "2"),
+    *("--search", "search.yaml", "--run-dir", "found", "--json"),
+)
+
+
+def learned(paceline) -> LearnResult:
+    """Run a search of a dozen runs, which a busy machine needs more than the usual time for."""
+    process = paceline.start(*LEARN)
+    out, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    return LearnResult.model_validate_json(out)
+
+
+@pytest.mark.timeout(900)
+def test_a_search_for_accuracy_that_is_killed_resumes_to_the_same_recipe(paceline, tmp_path: Path) -> None:
+    (tmp_path / "search.yaml").write_text("optim.lr: {low: 0.001, high: 1, scale: log}\n")
+    found = learned(paceline)
+    folder = ExperimentDir(tmp_path / "found")
+    assert found.spent <= 7.5 and found.best_patch[0].startswith("optim.lr=")
+    assert found.best_value is not None and found.best_value.n == 2 and found.gain is not None
+    better = list(found.best_patch) if found.gain.value > 0 else []
+    expected = load(SMALL[0], Patch.parse([*SMALL[1:], "train.epochs=0.9", *better])).recipe
+    assert load(str(folder.path / "tuned.yaml")).recipe == expected
+    folder.result.unlink()
+    lost = found.trials[-3:]
+    for trial in lost:
+        shutil.rmtree(folder.path / trial.run)
+    kept = {trial.run: (folder.path / trial.run / "result.json").stat().st_mtime_ns for trial in found.trials[:-3]}
+    resumed = learned(paceline)
+    assert kept == {run: (folder.path / run / "result.json").stat().st_mtime_ns for run in kept}
+    assert [(t.name, t.patch, t.value) for t in resumed.trials] == [(t.name, t.patch, t.value) for t in found.trials]
+    assert resumed.sentence == found.sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--budget", "3"], "--budget: 3 is less than the 9.1 trainings"),
+        (["--vary", "optim.lr=1,2"], "--vary: has no effect with --learn"),
+        (["train.eval_every=off"], "train.eval_every: off leaves no accuracy"),
+    ],
+)
+def test_a_search_that_cannot_work_is_refused(paceline, words: list[str], message: str) -> None:
+    paceline("tune", *SMALL, "--learn", *words).assert_error(message)
+
+
+def test_options_of_learn_need_it(paceline) -> None:
+    paceline("tune", *SMALL, "--seeds", "3").assert_error("--seeds: 3 has no effect")
+    paceline("tune", *SMALL, "--budget", "2h").assert_error("--budget: '2h' is not a number of runs")
