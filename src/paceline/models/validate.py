@@ -18,7 +18,9 @@ from paceline.models.catalog import own_image_size
 from paceline.models.freeze import (
     describe_trained_parameters,
     find_modules_set_to_train,
+    list_frozen,
     record_modes,
+    set_trained,
     set_training_mode,
 )
 from paceline.recipe.plan import Plan
@@ -103,10 +105,12 @@ def _check_on_device(
         initial_modes = record_modes(model)
         set_training_mode(section, model, plan.num_classes)
         checkpoint_activations(section, model)
+        unfrozen = list_frozen(section, model, plan.num_classes) if plan.unfreeze_step else frozenset()
     notes = (
         _describe_reset_modules(section, find_modules_set_to_train(initial_modes, model)),
-        describe_trained_parameters(section, model),
+        describe_trained_parameters(section, model, unfrozen, plan.unfreeze_step),
     )
+    set_trained(model, unfrozen, is_trained=True)  # the checks below are of every phase
     check_memory_format(section, model)
     if fp32_on_cpu:
         _check_overflowing_gradients(section, model, compile_mode)

@@ -38,8 +38,9 @@ def load_weight_average(
     # No other optimizer is built: it may be the user's own code, and is not needed here.
     is_schedule_free = isinstance(optim, ScheduleFree)
     named = precision.optimized_parameters(model)
-    layers, device = layers_for_decay(optim, model), precision.device_type
-    optimizer = build_optimizer(optim, named, device, layers) if is_schedule_free else None
+    optimizer = None
+    if is_schedule_free:
+        optimizer = build_optimizer(optim, named, precision.device_type, layers_for_decay(optim, model))
     average = build_weight_average(train.ema, model, optimizer, named)
     load_average_tensors(checkpoint, average, optimizer)
     return average

@@ -5,7 +5,16 @@ from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from paceline.recipe.schema.base import LIBRARIES, Args, Off, Section, check_import_path, is_plugin_name, refuse
+from paceline.recipe.schema.base import (
+    LIBRARIES,
+    Args,
+    Off,
+    Section,
+    TrainingDuration,
+    check_import_path,
+    is_plugin_name,
+    refuse,
+)
 
 BUILT_IN_MODELS_ONLY: Final = ("norm", "width", "zero_init_residual", "drop_path")
 """Fields that configure paceline's own models, and have little or no effect on others."""
@@ -43,7 +52,7 @@ _REFUSED_ARGS: Final = (
 class Model(Section):
     """The model."""
 
-    added: ClassVar = ("checkpoint_activations", "weights_sha256")
+    added: ClassVar = ("checkpoint_activations", "weights_sha256", "unfreeze")
 
     name: str = "resnet18_cifar"
     """A built-in model (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
@@ -82,6 +91,10 @@ class Model(Section):
     """Parameters that are not trained: `backbone` is everything but the classifier, and a list holds patterns of
     parameter names, such as `[stem.*, "*.bias"]`. Modules without trainable parameters stay in evaluation mode, so
     their running statistics do not change ([how to fine-tune](../how-to/fine-tune.md#freeze-layers))."""
+
+    unfreeze: TrainingDuration | Off = "off"
+    """When the frozen parameters start to train, such as `2ep` or `20%`; until then, `freeze` keeps them fixed. The run
+    has one schedule and one series of checkpoints ([head first](../how-to/fine-tune.md#head-first))."""
 
     @field_validator("name")
     @classmethod
@@ -128,6 +141,18 @@ class Model(Section):
         if self.name.partition(":")[0] not in libraries:
             models = " or ".join(f"{each}:NAME" for each in libraries)
             refuse("model.weights", f"{self.weights} is not for {self.name} (set model.name={models})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_unfreeze(self) -> Self:
+        if self.unfreeze == "off":
+            return self
+        if self.freeze == "off":
+            refuse("model.unfreeze", f"{self.unfreeze} has no effect with model.freeze off (set model.freeze=backbone)")
+        if self.unfreeze.value == 0:
+            refuse(
+                "model.unfreeze", f"{self.unfreeze} is before the first step (set model.freeze=off and unfreeze=off)"
+            )
         return self
 
     @model_validator(mode="after")
