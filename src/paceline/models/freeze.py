@@ -122,7 +122,9 @@ def set_training_mode(section: Model, model: nn.Module, num_classes: int) -> Non
             module.eval()  # the running statistics of a frozen BatchNorm do not change
 
 
-def describe_trained_parameters(section: Model, model: nn.Module, unfrozen: Collection[str], step: int) -> str | None:
+def describe_trained_parameters(
+    section: Model, model: nn.Module, unfrozen: Collection[str] = (), step: int = 0
+) -> str | None:
     """Return a sentence with the number of trained parameters, or None without frozen ones.
 
     The parameters `unfrozen` are trained from global step `step` on.
