@@ -114,7 +114,7 @@ def set_trained(model: nn.Module, names: Collection[str], *, is_trained: bool) -
 def set_training_mode(section: Model, model: nn.Module, num_classes: int) -> None:
     """Call the model's own `train()`, then put its frozen modules into evaluation mode, in place."""
     model.train()
-    if section.freeze == "off":
+    if section.freeze == "off" and section.lora == "off":
         return
     is_frozen = _build_frozen_predicate(section, model, num_classes)
     for name, module in model.named_modules():
@@ -147,6 +147,8 @@ def describe_trained_parameters(
 
 def _build_frozen_predicate(section: Model, model: nn.Module, num_classes: int) -> Callable[[str], bool]:
     """Return a predicate on tensor names."""
+    if section.lora != "off":
+        return lambda name: True
     if section.freeze != "backbone":
         return lambda name: any(fnmatchcase(name, pattern) for pattern in section.freeze)
     classifier = find_classifier(model, num_classes)

@@ -23,6 +23,7 @@ from paceline.models.freeze import (
     set_trained,
     set_training_mode,
 )
+from paceline.models.lora import describe_adapters
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import Model
@@ -94,6 +95,18 @@ def check_model(
         )
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             return check(section, small_plan, torch.device("cpu"))
+
+
+def check_adapters(section: Model, plan: Plan) -> str:
+    """Return a note on the adapters of `model.lora`. Raise `RecipeError` as `add_adapters` does."""
+    with _raise_as_recipe_error(section, _build_batch_shape(plan, 1, plan.image_size)):
+        try:
+            return describe_adapters(section, build_model_on_device(section, plan, torch.device("meta")), plan)
+        except PacelineError:
+            raise
+        except Exception:  # a plugin may fail on the meta device alone
+            with torch.random.fork_rng(devices=[]):
+                return describe_adapters(section, _build_for_plan(section, plan), plan)
 
 
 def _check_on_device(

@@ -104,6 +104,7 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
     precision = context.create_precision()
     model = context.create_model(precision, is_new=not start_from)
     if start_from:
+        context.add_adapters(model)
         load_model(Path(start_from), model)
         initial_weights = restored_origin(start_from)
     else:
@@ -114,6 +115,7 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
             initial_weights = local_rank_zero_first(store, load, lambda: None, "weights")
         else:
             initial_weights = load(True)
+        context.add_adapters(model)
     unfreezing = build_unfreezing(recipe.model, context.plan, model)
     if start_from and unfreezing.is_done(read_step(Path(start_from))):
         unfreezing.unfreeze(model)

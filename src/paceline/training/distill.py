@@ -158,7 +158,7 @@ def teacher_section(section: Distill, student: Model, checkpoint: str) -> Model:
         )
     is_name = section.teacher.startswith("timm:") and "." not in section.teacher
     values = {"weights": "default" if is_name else section.teacher, "weights_sha256": "off"}
-    values |= {"freeze": "off", "unfreeze": "off"}
+    values |= {"freeze": "off", "unfreeze": "off", "lora": "off"}
     values |= {"norm": "batch"} if built.norm == "sync_batch" else {}
     try:
         return Model(**{**built.model_dump(exclude_unset=True), **values})

@@ -1,9 +1,9 @@
 """The recipe's section `model`."""
 
 import re
-from typing import ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from paceline.recipe.schema.base import (
     LIBRARIES,
@@ -11,6 +11,7 @@ from paceline.recipe.schema.base import (
     Off,
     Section,
     TrainingDuration,
+    as_section,
     check_import_path,
     is_plugin_name,
     refuse,
@@ -49,10 +50,31 @@ _REFUSED_ARGS: Final = (
 )
 
 
+class Lora(Section):
+    """Low-rank adapters beside linear layers (Hu et al. 2021, LoRA, arXiv 2106.09685)."""
+
+    rank: PositiveInt = 8
+    """Rank of the matrix that is added to each layer."""
+    alpha: PositiveInt = 16
+    """The added matrix is scaled by `alpha / rank`."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropping an input of an adapter."""
+    targets: Literal["auto"] | tuple[str, ...] = "auto"
+    """Layers with adapters: `auto` is every linear layer except the classifier, and a list holds patterns of layer
+    names, such as `["*.qkv", "*.fc1"]`."""
+
+    @field_validator("targets")
+    @classmethod
+    def _refuse_no_patterns(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not targets:
+            raise ValueError("targets has no patterns (set targets=auto, or name some)")
+        return targets
+
+
 class Model(Section):
     """The model."""
 
-    added: ClassVar = ("checkpoint_activations", "weights_sha256", "unfreeze")
+    added: ClassVar = ("checkpoint_activations", "weights_sha256", "unfreeze", "lora")
 
     name: str = "resnet18_cifar"
     """A built-in model (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
@@ -92,6 +114,9 @@ class Model(Section):
     parameter names, such as `[stem.*, "*.bias"]`. Modules without trainable parameters stay in evaluation mode, so
     their running statistics do not change ([how to fine-tune](../how-to/fine-tune.md#freeze-layers))."""
 
+    lora: Annotated[Lora | Off, BeforeValidator(as_section)] = "off"
+    """Train low-rank adapters and the classifier, and keep all other weights fixed: `on` uses the defaults
+    below. For transformers; needs `paceline[lora]` ([how to fine-tune](../how-to/fine-tune.md#adapters-lora))."""
     unfreeze: TrainingDuration | Off = "off"
     """When the frozen parameters start to train, such as `2ep` or `20%`; until then, `freeze` keeps them fixed. The run
     has one schedule and one series of checkpoints ([head first](../how-to/fine-tune.md#head-first))."""
@@ -153,6 +178,12 @@ class Model(Section):
             refuse(
                 "model.unfreeze", f"{self.unfreeze} is before the first step (set model.freeze=off and unfreeze=off)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora != "off" and self.freeze != "off":
+            refuse("model.lora", "keeps all weights but the classifier's fixed already (set model.freeze=off)")
         return self
 
     @model_validator(mode="after")
