@@ -116,8 +116,7 @@ def _find_targets(section: Model, model: nn.Module, plan: Plan, classifier: froz
 def _explain_pattern(section: Model, model: nn.Module, pattern: str, names: list[str]) -> str:
     uncalled = next((name for name, _ in model.named_modules() if fnmatchcase(name, pattern)), "")
     if uncalled:
-        kind = type(model.get_submodule(uncalled)).__name__
-        why = f"matches {uncalled!r}, a {kind} that takes no adapter"
+        why = f"matches {uncalled!r}, which is no linear layer that the model calls"
     else:
         why = f"matches no layer of {section.name}"
     return f"model.lora.targets: {pattern!r} {why}{suggest_similar(pattern, names) or f' (one is {names[0]!r})'}"
