@@ -1,4 +1,4 @@
-"""`model.lora` adds peft's adapters to the layers that a model calls, and merging them gives the model's own weights."""
+"""`model.lora` adds peft's adapters to the layers that a model calls; merged, they give a plain model's weights."""
 
 from typing import Any
 

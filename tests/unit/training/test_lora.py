@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
-from paceline.inference.classifier import Classifier
+from paceline.inference.classifier import load_classifier
 from paceline.models import lora
 from paceline.recipe.load import Patch, load
 from paceline.training.process import Invocation
@@ -67,7 +67,7 @@ def test_the_run_is_used_and_continued_as_a_plain_model_without_peft(
 ) -> None:
     whole = train(tmp_path / "whole", *LORA, "train.ema={decay: 0.5}")
     monkeypatch.setattr(lora, "find_spec", lambda name: None)
-    model = Classifier.load(whole.path).model
+    model = load_classifier(whole.path).model
     assert not [name for name, _ in model.named_parameters() if "lora" in name or "base_layer" in name]
     plain = train(tmp_path / "next", f"model.weights={whole.path}", "train.steps=1", "optim.lr=1e-12")
     (one,) = saved(plain)
