@@ -42,8 +42,7 @@ COMMON: Final = (
 )
 SCRATCH: Final = ("model.weights=off", "model.freeze=off", "model.unfreeze=off", "optim.layer_decay=off")
 SIZE: Final = 96
-RATES: Final = (0.01, 0.04, 0.16, 0.64)
-"""Learning rates at a batch of 256; linear scaling gives a sixteenth of them."""
+RATES: Final = (0.000625, 0.0025, 0.01, 0.04)
 
 
 def ways(backbone: str) -> dict[str, list[str]]:
