@@ -97,11 +97,13 @@ def freeze_parameters(section: Model, model: nn.Module, num_classes: int) -> Non
 
 
 def list_frozen(section: Model, model: nn.Module, num_classes: int) -> frozenset[str]:
-    """Return the names of the parameters that `section.freeze` names, of tied ones each."""
+    """Return the names of the parameters that `section.freeze` matches; of tied ones, every name."""
     if section.freeze == "off":
         return frozenset()
     is_frozen = _build_frozen_predicate(section, model, num_classes)
-    return frozenset(name for name, _ in model.named_parameters(remove_duplicate=False) if is_frozen(name))
+    named = list(model.named_parameters(remove_duplicate=False))
+    frozen = {parameter for name, parameter in named if is_frozen(name)}
+    return frozenset(name for name, parameter in named if parameter in frozen)
 
 
 def set_trained(model: nn.Module, names: Collection[str], *, is_trained: bool) -> None:
