@@ -1,6 +1,9 @@
 """Runs with frozen layers train only the others, and a resumed run has the same weights as an uninterrupted one."""
 
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -35,3 +38,51 @@ def test_a_frozen_backbone_stays_fixed_and_a_resumed_run_has_equal_weights(pacel
     )
     assert {key for key in two if not torch.equal(two[key], four[key])} == {"classifier.weight", "classifier.bias"}
     assert {int(four[key]) for key in four if key.endswith("num_batches_tracked")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("args", "killed_after"),
+    [
+        (("parallel.static_graph=true", "train.ema={decay: 0.5}"), 2),
+        (("parallel.strategy=fsdp", "train.accumulate=2", "optim.name=adamw"), 4),
+    ],
+    ids=["ddp, killed before", "fsdp, killed at the boundary"],
+)
+def test_a_run_that_unfreezes_and_is_killed_has_equal_weights(
+    paceline, tmp_path: Path, args, killed_after: int
+) -> None:
+    args = (*ARGS, "train.steps=8", "checkpoint.keep=9", "model.norm=sync_batch", *args)
+    args = (*args, "model.freeze=backbone", "model.unfreeze=4st")
+    uninterrupted = paceline(*args, "--run-dir", "whole", "--json").result
+    process = paceline.start(*args, "--run-dir", "killed", "--json")
+    checkpoint = tmp_path / "killed" / "checkpoints" / f"step-{killed_after:08}"
+    deadline = time.monotonic() + 200
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    (tmp_path / "killed" / "result.json").unlink(missing_ok=True)
+    for each in (tmp_path / "killed" / "checkpoints").glob("step-*"):  # the kill may have come too late
+        if each.name > checkpoint.name:
+            shutil.rmtree(each)
+    resumed = paceline(*args, "--run-dir", "killed", "--resume", "--json").result
+    assert resumed["weights_sha256"] == uninterrupted["weights_sha256"] and resumed["steps"] == 8
+
+
+@pytest.mark.parametrize("args", [(), ("model.lora={rank: 2}",)], ids=["unfrozen later", "adapters"])
+def test_two_ranks_train_as_one(paceline, tmp_path: Path, args) -> None:
+    """In float64 the order of sums changes the last bits alone."""
+    head_first = ("model.norm=sync_batch", "model.freeze=backbone", "model.unfreeze=2st")
+    if args:
+        pytest.importorskip("peft", reason="not installed: pip install 'paceline[lora]'")
+        head_first = ("model.name=timm:test_vit", "model.width=1", "data.source.image_size=32")
+    args = (*ARGS[:-2], *head_first, *args, "train.precision=fp64", "data.augment=[]")
+    for ranks, run in (("1", "one"), ("2", "two")):
+        assert paceline(*args, "--ranks", ranks, "--run-dir", run, "--json").result["steps"] == 4
+    first, one, two = (
+        load_file(tmp_path / run / "checkpoints" / f"step-0000000{step}" / "model.safetensors")
+        for run, step in (("one", 2), ("one", 4), ("two", 4))
+    )
+    assert one.keys() == two.keys()
+    assert max((one[key] - two[key]).abs().max().item() for key in one) < 1e-10
+    assert max((one[key] - first[key]).abs().max().item() for key in one) > 1e-4

@@ -28,6 +28,7 @@ class Stream(IntEnum):
     STEP = 2
     SAMPLE = 3
     SEARCH = 4
+    ADAPTERS = 5
 
 
 def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[Uint64, Uint64, Uint64, Uint64]:
@@ -98,6 +99,12 @@ def stable_argsort(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Return the 63-bit seed of a rank's random numbers in one optimizer step (dropout, stochastic depth)."""
     high, low, _, _ = philox((step & _LOW, step >> 32, rank, int(Stream.STEP)), seed)
+    return (high << 32 | low) >> 1
+
+
+def adapter_seed(seed: int) -> int:
+    """Return the 63-bit seed of the initial weights of adapters."""
+    high, low, _, _ = philox((0, 0, 0, int(Stream.ADAPTERS)), seed)
     return (high << 32 | low) >> 1
 
 

@@ -9,6 +9,7 @@ OTHER: Final = "other"
 EPOCH_BOUNDARY: Final = "epoch_boundary"
 TRACE: Final = "trace"
 CAPTURE: Final = "capture"
+UNFREEZE: Final = "unfreeze"
 FINISH: Final = "finish"
 
 COMPUTE: Final = ("device_augment", "forward", "loss", "backward", CAPTURED, "optimizer")
@@ -28,9 +29,9 @@ STAGES: Final = (
 """All stages, in the order of a step."""
 WORK: Final = tuple(name for name in STAGES if name != EXPOSED)
 """Stages without the wait for other ranks."""
-PAUSES: Final = (EPOCH_BOUNDARY, "evaluate", "checkpoint", TRACE, CAPTURE)
-"""Time outside of steps: starting and ending a loader, evaluations, checkpoints, starting and ending a profiler, and
-CUDA graph capture.
+PAUSES: Final = (EPOCH_BOUNDARY, "evaluate", "checkpoint", TRACE, CAPTURE, UNFREEZE)
+"""Time outside of steps: starting and ending a loader, evaluations, checkpoints, starting and ending a profiler,
+CUDA graph capture, and preparing the model once frozen parameters train.
 """
 
 _DISPLAY_NAMES: Final = {
@@ -41,6 +42,7 @@ _DISPLAY_NAMES: Final = {
     "checkpoint": "checkpoints",
     TRACE: "tracing",
     CAPTURE: "capturing the step",
+    UNFREEZE: "unfreezing",
     "start_up": "start-up",
     "several_ranks": "cost of several ranks",
     "between_nodes": "communication between nodes",

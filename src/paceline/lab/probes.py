@@ -21,7 +21,7 @@ FREE_COMMUNICATION: Final = "free-communication"
 FREE_MODEL: Final = "free-model"
 
 _SYNC_FIELDS: Final = ("compression", "powersgd_rank", "static_graph", "check_replicas")
-_MODEL_FIELDS: Final = ("norm", "width", "zero_init_residual", "drop_path", "weights", "freeze")
+_MODEL_FIELDS: Final = ("norm", "width", "zero_init_residual", "drop_path", "weights", "freeze", "unfreeze", "lora")
 
 
 @dataclass(frozen=True)

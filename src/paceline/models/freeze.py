@@ -1,12 +1,13 @@
 """Freeze parameters (`model.freeze`), and switch models between training and evaluation mode."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from paceline.core.errors import RecipeError, suggest_similar
+from paceline.core.units import count
 from paceline.models.layers import BATCH_NORMS
 from paceline.models.structure import find_classifier
 from paceline.recipe.schema.base import is_plugin_name
@@ -77,24 +78,45 @@ def freeze_parameters(section: Model, model: nn.Module, num_classes: int) -> Non
         return
     named = list(model.named_parameters(remove_duplicate=False))  # tied parameters match by either name
     _check_patterns(section, [name for name, _ in named])
-    is_frozen = _build_frozen_predicate(section, model, num_classes)
-    frozen = [parameter for name, parameter in named if is_frozen(name)]
+    frozen = list_frozen(section, model, num_classes)
     if not frozen:
         raise RecipeError(
             f"model.freeze: backbone has no effect on {section.name}, which is a classifier alone (set off)"
         )
-    for parameter in frozen:
-        parameter.requires_grad_(False)  # the optimizer, weight decay and DDP skip it
+    own = next((name for name, each in named if name in frozen and not each.requires_grad), "")
+    if own and section.unfreeze != "off":
+        raise RecipeError(
+            f"model.unfreeze: {own!r} of {section.name}, which its own code freezes, would train "
+            "(name the others in model.freeze, or set model.unfreeze=off)"
+        )
+    set_trained(model, frozen, is_trained=False)  # the optimizer, weight decay and DDP skip them
     if not any(parameter.requires_grad for _, parameter in named):
         raise RecipeError(
             f"model.freeze: {_format_freeze(section)} freezes every parameter of {section.name} (leave some to train)"
         )
 
 
+def list_frozen(section: Model, model: nn.Module, num_classes: int) -> frozenset[str]:
+    """Return the names of the parameters that `section.freeze` matches; of tied ones, every name."""
+    if section.freeze == "off":
+        return frozenset()
+    is_frozen = _build_frozen_predicate(section, model, num_classes)
+    named = list(model.named_parameters(remove_duplicate=False))
+    frozen = {parameter for name, parameter in named if is_frozen(name)}
+    return frozenset(name for name, parameter in named if parameter in frozen)
+
+
+def set_trained(model: nn.Module, names: Collection[str], *, is_trained: bool) -> None:
+    """Set `requires_grad` of the parameters `names` of `model`, in place."""
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in names:
+            parameter.requires_grad_(is_trained)
+
+
 def set_training_mode(section: Model, model: nn.Module, num_classes: int) -> None:
     """Call the model's own `train()`, then put its frozen modules into evaluation mode, in place."""
     model.train()
-    if section.freeze == "off":
+    if section.freeze == "off" and section.lora == "off":
         return
     is_frozen = _build_frozen_predicate(section, model, num_classes)
     for name, module in model.named_modules():
@@ -102,13 +124,24 @@ def set_training_mode(section: Model, model: nn.Module, num_classes: int) -> Non
             module.eval()  # the running statistics of a frozen BatchNorm do not change
 
 
-def describe_trained_parameters(section: Model, model: nn.Module) -> str | None:
-    """Return a sentence with the number of trained parameters, or None without frozen ones."""
+def describe_trained_parameters(
+    section: Model, model: nn.Module, unfrozen: Collection[str] = (), step: int = 0
+) -> str | None:
+    """Return a sentence with the number of trained parameters, or None without frozen ones.
+
+    The parameters `unfrozen` are trained from global step `step` on.
+    """
     if section.freeze == "off":
         return None
-    parameters = list(model.parameters())
-    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    total = sum(parameter.numel() for parameter in parameters)
+    parameters = list(model.named_parameters())
+    trained = sum(parameter.numel() for _, parameter in parameters if parameter.requires_grad)
+    total = sum(parameter.numel() for _, parameter in parameters)
+    if unfrozen:
+        later = sum(each.numel() for name, each in parameters if each.requires_grad or name in unfrozen)
+        return (
+            f"model.unfreeze: {trained:,} parameters of {total:,} are trained in the first {count(step, 'step')}, "
+            f"then {later:,}"
+        )
     is_random = section.weights == "off" and not is_plugin_name(section.name)
     more = "; the others keep their random initial values (set model.weights)" if is_random else ""
     return f"model.freeze: {trained:,} parameters of {total:,} are trained{more}"
@@ -116,6 +149,8 @@ def describe_trained_parameters(section: Model, model: nn.Module) -> str | None:
 
 def _build_frozen_predicate(section: Model, model: nn.Module, num_classes: int) -> Callable[[str], bool]:
     """Return a predicate on tensor names."""
+    if section.lora != "off":
+        return lambda name: True
     if section.freeze != "backbone":
         return lambda name: any(fnmatchcase(name, pattern) for pattern in section.freeze)
     classifier = find_classifier(model, num_classes)

@@ -18,9 +18,12 @@ from paceline.models.catalog import own_image_size
 from paceline.models.freeze import (
     describe_trained_parameters,
     find_modules_set_to_train,
+    list_frozen,
     record_modes,
+    set_trained,
     set_training_mode,
 )
+from paceline.models.lora import describe_adapters
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.model import Model
@@ -94,6 +97,18 @@ def check_model(
             return check(section, small_plan, torch.device("cpu"))
 
 
+def check_adapters(section: Model, plan: Plan) -> str:
+    """Return a note on the adapters of `model.lora`. Raise `RecipeError` as `add_adapters` does."""
+    with _raise_as_recipe_error(section, _build_batch_shape(plan, 1, plan.image_size)):
+        try:
+            return describe_adapters(section, build_model_on_device(section, plan, torch.device("meta")), plan)
+        except PacelineError:
+            raise
+        except Exception:  # a plugin may fail on the meta device alone
+            with torch.random.fork_rng(devices=[]):
+                return describe_adapters(section, _build_for_plan(section, plan), plan)
+
+
 def _check_on_device(
     section: Model, plan: Plan, device: torch.device, *, half_on_cpu: str, fp32_on_cpu: bool, compile_mode: str
 ) -> tuple[str, ...]:
@@ -103,10 +118,12 @@ def _check_on_device(
         initial_modes = record_modes(model)
         set_training_mode(section, model, plan.num_classes)
         checkpoint_activations(section, model)
+        unfrozen = list_frozen(section, model, plan.num_classes) if plan.unfreeze_step else frozenset()
     notes = (
         _describe_reset_modules(section, find_modules_set_to_train(initial_modes, model)),
-        describe_trained_parameters(section, model),
+        describe_trained_parameters(section, model, unfrozen, plan.unfreeze_step),
     )
+    set_trained(model, unfrozen, is_trained=True)  # the checks below are of every phase
     check_memory_format(section, model)
     if fp32_on_cpu:
         _check_overflowing_gradients(section, model, compile_mode)

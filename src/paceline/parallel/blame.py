@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, FINISH, OTHER, TRACE, WORK
+from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, FINISH, OTHER, TRACE, UNFREEZE, WORK
 
 State = Literal["running", "stuck", "failed", "exited"]
 """Reported by the rank: running, without progress for the timeout, failed, or exited normally."""
@@ -20,7 +20,7 @@ _ORDER: Final = (
     ("evaluate",),
     ("checkpoint",),
     (EPOCH_BOUNDARY, DATA_WAIT),
-    (CAPTURE,),
+    (CAPTURE, UNFREEZE),
     *((name,) for name in WORK if name != DATA_WAIT),
     (EXPOSED,),
     (FINISH,),

@@ -7,6 +7,7 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from paceline.core.errors import WorldError
 from paceline.core.stages import EXPOSED
@@ -44,13 +45,29 @@ class DDP(Strategy):
         self._static_graph = static_graph
         self._sync_gradients = sync_gradients
         self._module: DistributedDataParallel | None = None
+        self._wait_hook: GradReadyHook | None = None
         self._end_pass: Callable[[], None] = _do_nothing
         self._switch_stage: SwitchStage = _ignore_stage
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Return the model wrapped; DDP's constructor broadcasts rank 0's parameters and buffers."""
+        return self._wrap(model, init_sync=True)
+
+    def unfreeze(self, model: nn.Module, set_trained: Callable[[], None]) -> nn.Module:
+        """Wrap the model anew, as DDP sends the gradients of those parameters that it found trained."""
+        assert self._module is not None, "prepare comes first"
+        if self._wait_hook:
+            self._wait_hook.remove()
+        self._wait_hook, self._end_pass = None, _do_nothing
+        self._module._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+        set_trained()
+        # The replicas are equal already, or differ for good without `sync_gradients`.
+        return self._wrap(model, init_sync=False)
+
+    def _wrap(self, model: nn.Module, *, init_sync: bool) -> nn.Module:
         self._module = DistributedDataParallel(
             model,
+            init_sync=init_sync,
             device_ids=[self._device.index] if self._device.type == "cuda" else None,
             bucket_cap_mb=self._bucket_mb,
             gradient_as_bucket_view=self._bucket_view,
@@ -80,7 +97,8 @@ class DDP(Strategy):
         """Switch stages after this rank's last gradient, and while buffers are received."""
         assert self._module is not None, "prepare comes first"
         if self._sync_gradients:
-            self._end_pass = GradReadyHook(self._module, switch_stage, compiled=compiled).end_pass
+            self._wait_hook = GradReadyHook(self._module, switch_stage, compiled=compiled)
+            self._end_pass = self._wait_hook.end_pass
         else:
             self._switch_stage = switch_stage
 
@@ -134,6 +152,7 @@ class LastGradientHook:
         # call into Python each.
         self._ready = ready
         self._last: torch.Tensor | None = None
+        self._hook: Any = None
         trainable = [each for each in parameters if each.requires_grad]
         self._discovery_hooks = [
             each.register_post_accumulate_grad_hook(self._record_gradient)  # type: ignore[no-untyped-call]
@@ -144,13 +163,17 @@ class LastGradientHook:
         """Replace all hooks by one on the last gradient, once it is known. Call it between passes."""
         if self._last is None:
             return
-        for hook in self._discovery_hooks:
-            hook.remove()
-        self._discovery_hooks.clear()
-        self._last.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        last, self._last = self._last, None
+        self.remove()
+        self._hook = last.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             lambda parameter: self._ready()
         )
-        self._last = None
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        for hook in (*self._discovery_hooks, *filter(None, [self._hook])):
+            hook.remove()
+        self._discovery_hooks.clear()
 
     def _record_gradient(self, parameter: torch.Tensor) -> None:
         self._last = parameter
@@ -165,15 +188,24 @@ class GradReadyHook:
         self._switch_stage = switch_stage
         self._awaits_buffers = False
         self._last_gradient = LastGradientHook(replica.module.parameters(), self._gradients_are_ready)
+        self._forward_hooks: list[RemovableHandle] = []
         if any(True for _ in replica.module.buffers()):
             # Keep the hooks out of the compiled graph: they surround it.
             outside_graph: Callable[[Any], Any] = torch.compiler.disable if compiled else _identity
-            replica.register_forward_pre_hook(outside_graph(self._before_buffers))
-            replica.module.register_forward_pre_hook(outside_graph(self._before_forward))
+            self._forward_hooks = [
+                replica.register_forward_pre_hook(outside_graph(self._before_buffers)),
+                replica.module.register_forward_pre_hook(outside_graph(self._before_forward)),
+            ]
 
     def end_pass(self) -> None:
         """Record that a backward pass may have ended. Call it before each micro-batch."""
         self._last_gradient.end_pass()
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        self._last_gradient.remove()
+        for hook in self._forward_hooks:
+            hook.remove()
 
     def _gradients_are_ready(self) -> None:
         if self._replica.require_backward_grad_sync:  # else more micro-batches follow and nothing is sent

@@ -1,7 +1,7 @@
 """FSDP2: weights, gradients and optimizer state in one shard per rank, gathered layer by layer."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,17 @@ class FSDP(Strategy):
         self._units = [fully_shard(each, mesh=self._mesh, reshard_after_forward=self._reshard) for each in chosen]
         # Backward starts with the root's own parameters: freeing them after forward would gain nothing.
         self._root = fully_shard(model, mesh=self._mesh, reshard_after_forward=False)
+        return model
+
+    def unfreeze(self, model: nn.Module, set_trained: Callable[[], None]) -> nn.Module:
+        """Call `set_trained` on the shards and on the gathered parameters, of which gradients are computed."""
+        assert self._root is not None, "prepare comes first"
+        set_trained()
+        for module in [*self._units, self._root]:
+            module.unshard()
+        set_trained()
+        for module in [*self._units, self._root]:
+            module.reshard()
         return model
 
     @contextlib.contextmanager

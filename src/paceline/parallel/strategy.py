@@ -32,6 +32,14 @@ class Strategy:
         """
         return model
 
+    def unfreeze(self, model: nn.Module, set_trained: Callable[[], None]) -> nn.Module:
+        """Let `set_trained` make more parameters of a prepared `model` require gradients; return the module to call.
+
+        Call `warm_up_buckets` and `on_comm_wait` again afterwards. Collective.
+        """
+        set_trained()
+        return self.prepare(model)
+
     def warm_up_buckets(self, step: Callable[[], None]) -> None:
         """Call `step`, a forward and backward pass without side effects, if the first passes of a process differ.
 

@@ -41,7 +41,7 @@ class Plan:
     order. `eval_every`, `checkpoint_every`, `checkpoint_keep_every`, `check_replicas_every` and `log_every` are in
     steps, `checkpoint_every_s` is in seconds, and 0 means never. `notes` are warnings. `class_images`, the images of
     the smallest and the largest class, and `disk_bytes` of the most checkpoints that are kept at once are 0 until the
-    run starts.
+    run starts. Frozen parameters train from global step `unfreeze_step` on; 0 means never.
     """
 
     world_size: int
@@ -70,6 +70,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     class_images: tuple[int, int] = (0, 0)
     disk_bytes: int = 0
+    unfreeze_step: int = 0
 
     @classmethod
     def derive(
@@ -122,6 +123,7 @@ class Plan:
         eval_batch = 2 * micro_batch if data.eval_batch_size == "auto" else data.eval_batch_size
         image_size = train_image_size(data, train)
         train_sizes = _train_sizes(data.progressive, image_size, range(0, total_steps, steps_per_epoch), to_steps)
+        unfreeze_step = interval(recipe.model.unfreeze)
         check_effects(recipe, train, min(size for _, size in train_sizes))
         return cls(
             world_size=world_size,
@@ -162,9 +164,11 @@ class Plan:
                     to_steps,
                     total_steps,
                 ),
+                *_note_never_unfrozen(unfreeze_step, total_steps),
                 *_note_below_size(train_sizes, image_size, total_steps),
                 *_note_preprocessing(recipe, image_size, train),
             ),
+            unfreeze_step=unfreeze_step,
         )
 
     def steps(self, duration: Duration) -> int:
@@ -397,6 +401,15 @@ def _note_beyond_end(
     if ema != "off" and ema.every > total_steps:
         notes.append(f"train.ema: the run ends at step {total_steps:,}, before the first update of the average")
     return notes
+
+
+def _note_never_unfrozen(unfreeze_step: int, total_steps: int) -> list[str]:
+    """Return a warning if the run ends before its frozen parameters are trained."""
+    if unfreeze_step < total_steps:
+        return []
+    return [
+        f"model.unfreeze: the run ends at step {total_steps:,}, before frozen parameters train at {unfreeze_step:,}"
+    ]
 
 
 def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, total_steps: int) -> list[str]:

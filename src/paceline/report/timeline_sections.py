@@ -7,6 +7,7 @@ from math import inf
 from statistics import median
 from typing import Any, Final
 
+from paceline.core.stages import UNFREEZE
 from paceline.core.units import count, seconds
 from paceline.report import cells
 from paceline.report.document import BarChart, BarRow, BarSegment, Block, KeyValueList, PageSection, Table, TableCell
@@ -18,6 +19,7 @@ _NUM_SLOTS: Final = 300
 _MAX_VISIBLE_PAUSES: Final = 60
 _MAX_PROCESSES: Final = 100
 _SLOW_SHARE: Final = 0.5
+_PAUSES: Final = ("evaluate", "checkpoint", UNFREEZE)
 _TRAINING, _SLOW, _START_UP, _REWORK, _DOWN = "training", "slow", "start_up", "rework", "down"
 # Labels and CSS classes, in the order of the legend.
 _KINDS: Final = {
@@ -26,6 +28,7 @@ _KINDS: Final = {
     _SLOW: ("slow steps: below half of the median speed", "c-wrong"),
     "evaluate": ("evaluation", "c-evaluate"),
     "checkpoint": ("checkpoint", "c-checkpoint"),
+    UNFREEZE: ("unfreezing", "c-unfreeze"),
     _REWORK: ("steps that were lost and repeated", "c-rework"),
     _DOWN: ("down", "c-down"),
 }
@@ -167,7 +170,7 @@ def _draw(spans: Sequence[_Span], begin_s: float, whole_s: float) -> list[BarSeg
     slot_s = whole_s / _NUM_SLOTS
     filled: list[dict[str, float]] = [{} for _ in range(_NUM_SLOTS)]
     kinds = [""] * _NUM_SLOTS
-    pauses = [each for each in spans if each.kind in ("evaluate", "checkpoint")]
+    pauses = [each for each in spans if each.kind in _PAUSES]
     for span in spans:
         first = min(_NUM_SLOTS - 1, max(0, int((span.begin_s - begin_s) / slot_s)))
         last = min(_NUM_SLOTS - 1, max(first, int((span.end_s - begin_s) / slot_s)))
@@ -214,7 +217,7 @@ def _process_table(processes: Sequence[_Process]) -> Table:
 
 
 def _pause_rows(run: RunData) -> Iterator[tuple[str, TableCell]]:
-    for name in ("evaluate", "checkpoint"):
+    for name in _PAUSES:
         times = [_number(each, "pause_s") for each in run.pauses.rows if each.get("name") == name]
         if times:
             text = f"{len(times):,}, {seconds(sum(times))} in all, the longest {seconds(max(times))}"

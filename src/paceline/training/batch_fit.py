@@ -39,6 +39,7 @@ from paceline.training.loss import build_loss
 from paceline.training.nonfinite import NonFiniteReporter
 from paceline.training.optim.build import layers_for_decay
 from paceline.training.trainer import EagerStep
+from paceline.training.unfreeze import build_unfreezing
 
 _FIRST_IMAGES: Final = 2
 """Images of the first micro-batch that is measured."""
@@ -279,6 +280,10 @@ class _Steps:
 def _build_steps(context: RunContext, strategy: Strategy) -> _Steps:
     recipe, precision = context.recipe, context.create_precision()
     model = context.create_model(precision, is_new=False)
+    context.add_adapters(model)
+    unfreezing = build_unfreezing(recipe.model, context.plan, model)
+    if unfreezing.names:  # then steps need the most memory
+        unfreezing.unfreeze(model)
     layers = layers_for_decay(recipe.optim, model)
     replica = strategy.prepare(model)
     state = build_training_state(context, model, precision, strategy, layers)
@@ -290,7 +295,7 @@ def _build_steps(context: RunContext, strategy: Strategy) -> _Steps:
         strategy=strategy,
         transfer=context.create_transfer(precision.dtype),
         transforms=context.create_transforms(precision.dtype),
-        update=build_update(context, state, NonFiniteReporter(context.world, strategy, str)),
+        update=build_update(context, state, NonFiniteReporter(context.world, strategy, str), unfreezing),
         clock=NullClock(),
         accumulate=1,
         accuracy=None,

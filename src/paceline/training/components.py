@@ -3,7 +3,7 @@
 import math
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model, is_published
 from paceline.recipe.schema.train import Train
 from paceline.training.checkpoint import load_model
-from paceline.training.clipping import build_adaptive_clip
+from paceline.training.clipping import AdaptiveClip, build_adaptive_clip
 from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry, StepCoordinator, never_up
 from paceline.training.distill import Teacher, build_criterion, check_same_teacher, load_teacher
@@ -57,7 +57,16 @@ from paceline.training.process import RunProcess
 from paceline.training.saver import CheckpointSaver, TrainingState
 from paceline.training.scores import build_monitor
 from paceline.training.state import StepInterval, TrainState
-from paceline.training.trainer import CaptureStep, Criterion, EagerStep, OptimizerUpdate, StepSeeder, Trainer
+from paceline.training.trainer import (
+    CaptureStep,
+    Criterion,
+    EagerStep,
+    OptimizerUpdate,
+    StepSeeder,
+    Trainer,
+    TrainStep,
+)
+from paceline.training.unfreeze import Unfreezing, UnfreezingStep, build_unfreezing, read_step
 
 _RANK_0_WEIGHTS_ONLY: Final = (
     "resumed with rank 0's weights on every rank: with parallel.sync_gradients=false no others are saved"
@@ -81,6 +90,7 @@ class PreparedModel:
     compile_s: float
     capture: CaptureStep | None
     initial_weights: InitialWeights
+    unfreezing: Unfreezing
 
 
 def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tuple[RunContext, PreparedModel]:
@@ -94,6 +104,7 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
     precision = context.create_precision()
     model = context.create_model(precision, is_new=not start_from)
     if start_from:
+        context.add_adapters(model)
         load_model(Path(start_from), model)
         initial_weights = restored_origin(start_from)
     else:
@@ -104,26 +115,27 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
             initial_weights = local_rank_zero_first(store, load, lambda: None, "weights")
         else:
             initial_weights = load(True)
+        context.add_adapters(model)
+    unfreezing = build_unfreezing(recipe.model, context.plan, model)
+    if start_from and unfreezing.is_done(read_step(Path(start_from))):
+        unfreezing.unfreeze(model)
     now = now_s if measure.communication == "on" else None
     # Order matters from here: layers are numbered before FSDP shards, the optimizer takes the prepared parameters, DDP
     # orders its buckets after compilation, and compression state belongs to buckets.
     strategy = build_strategy(recipe.parallel, context.world, context.device, now, measure.warmup_steps)
-    layers = layers_for_decay(recipe.optim, model)
+    with unfreezing.all_trained(model):
+        layers = layers_for_decay(recipe.optim, model)
     replica = compile_model(strategy.prepare(model), recipe.train.compile, len(context.plan.train_sizes))
-    training_state = build_training_state(context, model, precision, strategy, layers)
+    with unfreezing.all_trained(model):
+        training_state = build_training_state(context, model, precision, strategy, layers, unfreezing.names)
     loss, weights_note = build_loss(recipe.train, context.datasets.train, context.device)
     teacher = _load_teacher(context, store, precision, start_from)
     if teacher:
         initial_weights = replace(initial_weights, provenance={**initial_weights.provenance, **teacher.provenance})
     criterion = build_criterion(loss, recipe.train.distill, teacher)
     state = training_state.load_state_dict(Path(start_from)) if start_from else TrainState()
-    warm_up = partial(warmup_pass, model, replica, context.create_transfer(precision.dtype), precision, context.plan)
     compile_timer = StageTimer()
-    if recipe.train.compile != "off":
-        with compile_timer.turn():
-            for step in (state.step, *(start for start, _ in context.plan.train_sizes if start > state.step)):
-                warm_up(step)
-    strategy.warm_up_buckets(partial(warm_up, state.step))
+    warm_up_replica(context, training_state, replica, state.step, compile_timer)
     comm_note = training_state.load_comm_state(Path(start_from)) if start_from else ""
     if start_from and context.world.world_size > 1 and not recipe.parallel.sync_gradients:
         comm_note = comm_note or _RANK_0_WEIGHTS_ONLY
@@ -141,7 +153,7 @@ def prepare_model(context: RunContext, store: RankStore, start_from: str) -> tup
         capture_note,
     )
     return context.with_notes(*notes), PreparedModel(
-        replica, criterion, training_state, state, compile_timer.total_s, capture, initial_weights
+        replica, criterion, training_state, state, compile_timer.total_s, capture, initial_weights, unfreezing
     )
 
 
@@ -185,6 +197,20 @@ def compile_model(replica: nn.Module, mode: str, num_sizes: int = 1) -> nn.Modul
     return compiled
 
 
+def warm_up_replica(
+    context: RunContext, training_state: TrainingState, replica: nn.Module, step: int, compile_timer: StageTimer
+) -> None:
+    """Run passes that compile `replica` for the image sizes from global step `step` on, and order DDP's buckets."""
+    plan, precision = context.plan, training_state.precision
+    transfer = context.create_transfer(precision.dtype)
+    warm_up = partial(warmup_pass, training_state.model, replica, transfer, precision, plan)
+    if context.recipe.train.compile != "off":
+        with compile_timer.turn():
+            for first in (step, *(start for start, _ in plan.train_sizes if start > step)):
+                warm_up(first)
+    training_state.strategy.warm_up_buckets(partial(warm_up, step))
+
+
 def warmup_pass(
     model: nn.Module, replica: nn.Module, transfer: DeviceTransfer, precision: Precision, plan: Plan, step: int
 ) -> None:
@@ -202,12 +228,20 @@ def warmup_pass(
 
 
 def build_training_state(
-    context: RunContext, model: nn.Module, precision: Precision, strategy: Strategy, layers: dict[str, int]
+    context: RunContext,
+    model: nn.Module,
+    precision: Precision,
+    strategy: Strategy,
+    layers: dict[str, int],
+    late: Collection[str] = (),
 ) -> TrainingState:
-    """Build optimizer, average and schedule of a prepared `model`; `layers` is from `layers_for_decay`."""
+    """Build optimizer, average and schedule of a prepared `model`.
+
+    `layers` is from `layers_for_decay`, and `late` are the names of parameters that are unfrozen later.
+    """
     recipe = context.recipe
     named = precision.optimized_parameters(model)
-    optimizer = build_optimizer(recipe.optim, named, context.device.type, layers)
+    optimizer = build_optimizer(recipe.optim, named, context.device.type, layers, late)
     average = build_weight_average(recipe.train.ema, model, optimizer, named)
     schedule = build_lr_schedule(
         recipe.schedule, context.plan, is_minimized=build_monitor(recipe, default="loss").is_minimized
@@ -254,7 +288,7 @@ def build_trainer(
     bad_images = BadImageRegistry(context.datasets, limit, consensus.union, outputs.log_bad_image, state.bad_images)
     replica_check = build_replica_check(recipe.parallel, world, training_state.model, plan.check_replicas_every)
     save_timer = IntervalTimer(plan.checkpoint_every_s if world.is_main else 0.0)
-    update = build_update(context, training_state, reporter)
+    update = build_update(context, training_state, reporter, prepared.unfreezing)
     step = EagerStep(
         replica=prepared.replica,
         criterion=prepared.criterion,
@@ -267,11 +301,14 @@ def build_trainer(
         accumulate=recipe.train.num_micro_batches,
         accuracy=accuracy,
     )
+    seeder = StepSeeder(recipe.seed, world.rank, generators(context.device))
+    train_step: TrainStep = prepared.capture(step, outputs.sinks.warned) if prepared.capture else step
+    if prepared.unfreezing.names and not prepared.unfreezing.is_done(state.step):
+        unfreeze = partial(unfreeze_step, context, training_state, prepared.unfreezing)
+        train_step = UnfreezingStep(step, prepared.unfreezing.step, unfreeze, seeder, outputs.log_pause)
     return Trainer(
         model=training_state.model,
-        step=explain_step(
-            prepared.capture(step, outputs.sinks.warned) if prepared.capture else step, context, training_state
-        ),
+        step=explain_step(train_step, context, training_state),
         guard=update.guard,
         schedule=schedule,
         loader=meter.loader,
@@ -315,7 +352,7 @@ def build_trainer(
             clock.pop_shares,
             outputs.on_step,
         ),
-        seeder=StepSeeder(recipe.seed, world.rank, generators(context.device)),
+        seeder=seeder,
         eval_every=StepInterval(plan.eval_every, plan.total_steps),
         save_every=StepInterval(plan.checkpoint_every, plan.total_steps),
         saves_at_end=recipe.checkpoint.every != "off",
@@ -359,8 +396,30 @@ def _build_input_recorder(context: RunContext, process: RunProcess, precision: P
     )
 
 
-def build_update(context: RunContext, training_state: TrainingState, reporter: NonFiniteReporter) -> OptimizerUpdate:
+def unfreeze_step(
+    context: RunContext, training_state: TrainingState, unfreezing: Unfreezing, step: EagerStep
+) -> EagerStep:
+    """Return `step` with all parameters trained, as a run that resumes at `unfreezing.step` builds it. Collective."""
+    model, strategy, compile_mode = training_state.model, training_state.strategy, context.recipe.train.compile
+    if compile_mode != "off":
+        torch._dynamo.reset()  # the limit of variants is for one phase
+    unfrozen = strategy.unfreeze(model, partial(unfreezing.unfreeze, model))
+    replica = compile_model(unfrozen, compile_mode, len(context.plan.train_sizes))
+    warm_up_replica(context, training_state, replica, unfreezing.step, StageTimer())
+    if context.recipe.measure.clock == "on":  # only now, as the clock is paused
+        strategy.on_comm_wait(step.clock.switch_stage, compiled=compile_mode != "off")
+    return replace(step, replica=replica, update=replace(step.update, probe=GradientProbe(model)))
+
+
+def build_update(
+    context: RunContext, training_state: TrainingState, reporter: NonFiniteReporter, unfreezing: Unfreezing
+) -> OptimizerUpdate:
     """Build the optimizer step of a prepared model."""
+    master = training_state.precision.master
+    with unfreezing.all_trained(training_state.model):
+        clip = build_adaptive_clip(
+            context.recipe.train.clip_agc, training_state.model, master, context.plan.num_classes
+        )
     train, optimizer, precision = context.recipe.train, training_state.optimizer, training_state.precision
     return OptimizerUpdate(
         parameters=[parameter for group in optimizer.param_groups for parameter in group["params"]],
@@ -373,7 +432,5 @@ def build_update(context: RunContext, training_state: TrainingState, reporter: N
         probe=GradientProbe(training_state.model),
         average=training_state.average,
         max_norm=math.inf if train.clip_norm == "off" else train.clip_norm,
-        adaptive_clip=build_adaptive_clip(
-            train.clip_agc, training_state.model, precision.master, context.plan.num_classes
-        ),
+        adaptive_clip=clip,
     )

@@ -34,6 +34,7 @@ from paceline.models.activations import checkpoint_activations
 from paceline.models.build import build_model
 from paceline.models.freeze import set_training_mode
 from paceline.models.layers import init_from_data, needs_data_init
+from paceline.models.lora import add_adapters
 from paceline.models.validate import choose_memory_format
 from paceline.parallel.device import choose_device, set_threads
 from paceline.parallel.process_group import RankStore, local_rank_zero_first, process_group
@@ -160,6 +161,13 @@ class RunContext:
         set_training_mode(self.recipe.model, model, self.plan.num_classes)
         checkpoint_activations(self.recipe.model, model)
         return model.to(memory_format=self.memory_format)
+
+    def add_adapters(self, model: nn.Module) -> None:
+        """Add the adapters of `model.lora`, if any, to a model whose other weights are loaded, in place."""
+        section, plan = self.recipe.model, self.plan
+        if section.lora != "off":
+            add_adapters(section, model, plan, self.recipe.seed)
+            set_training_mode(section, model, plan.num_classes)
 
     @property
     def mean_and_std(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

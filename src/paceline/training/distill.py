@@ -157,7 +157,8 @@ def teacher_section(section: Distill, student: Model, checkpoint: str) -> Model:
             "(set model.name to it, or name another teacher)"
         )
     is_name = section.teacher.startswith("timm:") and "." not in section.teacher
-    values = {"weights": "default" if is_name else section.teacher, "weights_sha256": "off", "freeze": "off"}
+    values = {"weights": "default" if is_name else section.teacher, "weights_sha256": "off"}
+    values |= {"freeze": "off", "unfreeze": "off", "lora": "off"}
     values |= {"norm": "batch"} if built.norm == "sync_batch" else {}
     try:
         return Model(**{**built.model_dump(exclude_unset=True), **values})

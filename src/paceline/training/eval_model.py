@@ -1,16 +1,18 @@
 """Load the model of a checkpoint with the weights that its run was evaluated by."""
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from paceline.models.build import build_model
+from paceline.models.lora import merge_adapters
 from paceline.recipe.plan import train_image_size
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.optim import OptimSection, ScheduleFree
 from paceline.recipe.schema.train import PrecisionName, Train
-from paceline.training.checkpoint import load_model, load_model_tensors, model_tensors
+from paceline.training.checkpoint import ConvertTensors, load_model, load_model_tensors, model_tensors
 from paceline.training.ema import WeightAverage, build_weight_average
 from paceline.training.optim.build import build_optimizer, layers_for_decay
 from paceline.training.precision import Precision
@@ -27,7 +29,12 @@ def has_weight_average(train: Train, optim: OptimSection) -> bool:
 
 
 def load_weight_average(
-    train: Train, optim: OptimSection, model: nn.Module, precision: Precision, checkpoint: Path
+    train: Train,
+    optim: OptimSection,
+    model: nn.Module,
+    precision: Precision,
+    checkpoint: Path,
+    convert: ConvertTensors = dict,
 ) -> WeightAverage | None:
     """Return the average in `checkpoint` for `model` with raw weights; None if runs keep no average.
 
@@ -38,10 +45,11 @@ def load_weight_average(
     # No other optimizer is built: it may be the user's own code, and is not needed here.
     is_schedule_free = isinstance(optim, ScheduleFree)
     named = precision.optimized_parameters(model)
-    layers, device = layers_for_decay(optim, model), precision.device_type
-    optimizer = build_optimizer(optim, named, device, layers) if is_schedule_free else None
+    optimizer = None
+    if is_schedule_free:
+        optimizer = build_optimizer(optim, named, precision.device_type, layers_for_decay(optim, model))
     average = build_weight_average(train.ema, model, optimizer, named)
-    load_average_tensors(checkpoint, average, optimizer)
+    load_average_tensors(checkpoint, average, optimizer, convert)
     return average
 
 
@@ -72,8 +80,10 @@ def load_eval_model(
         )
     precision.cast_model(model)
     model.to(device).to(memory_format=memory_format)
-    load_model(checkpoint, model)
-    _load_averaged_weights(load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint), model)
+    merge = partial(merge_adapters, recipe.model.lora)
+    load_model(checkpoint, model, convert=merge)
+    average = load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint, merge)
+    _load_averaged_weights(average, model)
     return model.eval().requires_grad_(False)
 
 

@@ -12,6 +12,7 @@ from paceline.core.health import find_problems, is_suspicious
 from paceline.core.results import EvalReport
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
+from paceline.models.lora import merge_adapters
 from paceline.models.validate import check_model
 from paceline.parallel.build import build_strategy
 from paceline.parallel.process_group import rendezvous
@@ -63,10 +64,11 @@ def evaluate(
             context = replace(context, plan=replace(context.plan, eval_batch=eval_batch))
         precision = context.create_precision()
         model = context.create_model(precision, is_new=False)
-        load_model(checkpoint, model)
+        merge = partial(merge_adapters, recipe.model.lora)
+        load_model(checkpoint, model, convert=merge)
         # The weights are whole, whichever strategy trained them.
         strategy = build_strategy(Parallel(), world, context.device)
-        average = load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint)
+        average = load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint, merge)
         report = context.create_evaluator(precision, strategy, average, calibrates=calibrates)(model)
         assert report is not None, "a stand-alone evaluation is never preempted"
         evidence = evidence_from_report(report)

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from paceline.core.errors import RecipeError
 from paceline.core.results import GoodputResult, Status
 from paceline.core.run_dir import RunDir, read_lines, write_atomic
-from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, TRACE
+from paceline.core.stages import CAPTURE, DATA_WAIT, EPOCH_BOUNDARY, TRACE, UNFREEZE
 from paceline.core.units import count
 from paceline.core.world import NO_JOB, BatchJob
 from paceline.measure.clock import ClockSummary
@@ -195,7 +195,7 @@ class GoodputTracker:
     def goodput(self, trained_s: float, summary: ClockSummary, finish_s: float) -> GoodputResult:
         """Return the goodput so far; `finish_s` of `trained_s` came after `summary`."""
         attempts = self._attempts_until_now(0, trained_s, "completed")
-        paused_s = sum(summary.pauses.get(name, 0.0) for name in (TRACE, CAPTURE))
+        paused_s = sum(summary.pauses.get(name, 0.0) for name in (TRACE, CAPTURE, UNFREEZE))
         no_step_s = summary.unfinished_s + paused_s + finish_s
         return compute_goodput(attempts, trained_s, self.time_spent(summary), no_step_s)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import RecipeError
-from paceline.models.validate import check_model
+from paceline.models.validate import check_adapters, check_model
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model
 from paceline.recipe.schema.train import PrecisionName, Train
@@ -180,10 +180,11 @@ def cpu_half_precision(name: PrecisionName, device: torch.device) -> str:
 
 
 def check_trained_model(model: Model, train: Train, plan: Plan, device: torch.device) -> tuple[str, ...]:
-    """Check `model` as it will be trained on `device`; see `models.validate.check_model`."""
+    """Check `model` as it will be trained on `device`; see `models.validate.check_model` and `check_adapters`."""
     half = cpu_half_precision(train.precision, device)
     is_fp32_on_cpu = device.type == "cpu" and not half
-    return check_model(model, plan, half_on_cpu=half, fp32_on_cpu=is_fp32_on_cpu, compile_mode=train.compile)
+    notes = check_model(model, plan, half_on_cpu=half, fp32_on_cpu=is_fp32_on_cpu, compile_mode=train.compile)
+    return notes if model.lora == "off" else (*notes, check_adapters(model, plan))
 
 
 def set_numerics(name: PrecisionName, device: torch.device, *, benchmark: bool) -> None:

@@ -14,6 +14,7 @@ from paceline.core.results import Status
 from paceline.parallel.strategy import Strategy
 from paceline.training.checkpoint import (
     CheckpointWriter,
+    ConvertTensors,
     FinalSave,
     Snapshot,
     load_optimizer,
@@ -132,13 +133,16 @@ def _raising_mismatch(checkpoint: Path) -> Iterator[None]:
 
 
 def load_average_tensors(
-    checkpoint: Path, average: WeightAverage | None, optimizer: torch.optim.Optimizer | None
+    checkpoint: Path,
+    average: WeightAverage | None,
+    optimizer: torch.optim.Optimizer | None,
+    convert: ConvertTensors = dict,
 ) -> None:
-    """Load only the averaged weights, unsharded. Raise `CheckpointError` if the checkpoint has none."""
+    """Load only the averaged weights, unsharded and converted. Raise `CheckpointError` if the checkpoint has none."""
     if isinstance(optimizer, ScheduleFree):
         load_optimizer(optimizer, load_tensor_group(checkpoint, "optimizer"))
     elif average:
-        tensors = load_tensor_group(checkpoint, "average")
+        tensors = convert(load_tensor_group(checkpoint, "average"))
         if not tensors:
             raise CheckpointError(f"train.ema: {checkpoint} has no averaged weights (set train.ema=off)")
         average.load(tensors)

@@ -8,7 +8,13 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.models.build import MODEL_NAMES, build_model
-from paceline.models.freeze import describe_trained_parameters, eval_mode, freeze_parameters, set_training_mode
+from paceline.models.freeze import (
+    describe_trained_parameters,
+    eval_mode,
+    freeze_parameters,
+    list_frozen,
+    set_training_mode,
+)
 from paceline.models.pretrained import load_weights
 from paceline.models.structure import find_classifier
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
@@ -192,3 +198,10 @@ def test_a_recipe_sets_off_backbone_or_patterns(words: str, message: str) -> Non
     with pytest.raises(RecipeError) as caught:
         load("digits", Patch.parse([words]))
     assert str(caught.value) == message
+
+
+def test_of_tied_parameters_every_name_is_listed() -> None:
+    model = Net()
+    model.other = model.head
+    names = list_frozen(Model(name="nets:Net", freeze=("other.*",)), model, 2)
+    assert names == {"head.weight", "head.bias", "other.weight", "other.bias"}

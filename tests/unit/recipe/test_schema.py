@@ -212,6 +212,8 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
         ("data", "sampler"),
         ("model", "checkpoint_activations"),
         ("model", "weights_sha256"),
+        ("model", "unfreeze"),
+        ("model", "lora"),
         ("parallel", "bind"),
     ):
         del values[section][name]

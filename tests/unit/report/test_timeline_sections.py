@@ -65,6 +65,13 @@ def test_a_run_without_attempts_has_no_timeline() -> None:
     assert timeline_section(RunData(Path("run"))) is None
 
 
+def test_the_step_that_unfreezes_layers_is_marked() -> None:
+    pause = {"name": "unfreeze", "step": 20, "unix_s": BEGIN_S + 30, "pause_s": 0.002}
+    run = run_of(*KILLED, pauses=(pause,))
+    assert ("unfreeze", 60) in drawn(run)[0]
+    assert any("unfreezings" in str(block.rows) for block in blocks_of(run, KeyValueList))
+
+
 def test_each_process_is_a_row_of_what_it_did() -> None:
     first, second = drawn(run_of(*KILLED, *RESUMED))
     assert first == [

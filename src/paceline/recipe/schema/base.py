@@ -54,6 +54,13 @@ class Section(BaseModel):
         return bool(getattr(self, field) != type(self).model_fields[field].default)
 
 
+def as_section(value: object) -> object:
+    """Convert `on` to the section's defaults."""
+    if value in ("on", True):
+        return {}
+    return "off" if value is False else value
+
+
 def field_docs(section: type[Section]) -> dict[str, str]:
     """Return the docstring of each field that has one, read from the source."""
     docs = {}

@@ -1,11 +1,21 @@
 """The recipe's section `model`."""
 
 import re
-from typing import ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
-from paceline.recipe.schema.base import LIBRARIES, Args, Off, Section, check_import_path, is_plugin_name, refuse
+from paceline.recipe.schema.base import (
+    LIBRARIES,
+    Args,
+    Off,
+    Section,
+    TrainingDuration,
+    as_section,
+    check_import_path,
+    is_plugin_name,
+    refuse,
+)
 
 BUILT_IN_MODELS_ONLY: Final = ("norm", "width", "zero_init_residual", "drop_path")
 """Fields that configure paceline's own models, and have little or no effect on others."""
@@ -40,10 +50,31 @@ _REFUSED_ARGS: Final = (
 )
 
 
+class Lora(Section):
+    """Low-rank adapters beside linear layers (Hu et al. 2021, LoRA, arXiv 2106.09685)."""
+
+    rank: PositiveInt = 8
+    """Rank of the matrix that is added to each layer."""
+    alpha: PositiveInt = 16
+    """The added matrix is scaled by `alpha / rank`."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of dropping an input of an adapter."""
+    targets: Literal["auto"] | tuple[str, ...] = "auto"
+    """Layers with adapters: `auto` is every linear layer except the classifier, and a list holds patterns of layer
+    names, such as `["*.qkv", "*.fc1"]`."""
+
+    @field_validator("targets")
+    @classmethod
+    def _refuse_no_patterns(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not targets:
+            raise ValueError("targets has no patterns (set targets=auto, or name some)")
+        return targets
+
+
 class Model(Section):
     """The model."""
 
-    added: ClassVar = ("checkpoint_activations", "weights_sha256")
+    added: ClassVar = ("checkpoint_activations", "weights_sha256", "unfreeze", "lora")
 
     name: str = "resnet18_cifar"
     """A built-in model (`resnet18_cifar`, `resnet34_cifar`, `resnet50_cifar`, `resnet50_nersc`, `wideresnet_course`,
@@ -82,6 +113,13 @@ class Model(Section):
     """Parameters that are not trained: `backbone` is everything but the classifier, and a list holds patterns of
     parameter names, such as `[stem.*, "*.bias"]`. Modules without trainable parameters stay in evaluation mode, so
     their running statistics do not change ([how to fine-tune](../how-to/fine-tune.md#freeze-layers))."""
+
+    lora: Annotated[Lora | Off, BeforeValidator(as_section)] = "off"
+    """Train low-rank adapters and the classifier, and keep all other weights fixed: `on` uses the defaults
+    below. For transformers; needs `paceline[lora]` ([how to fine-tune](../how-to/fine-tune.md#adapters-lora))."""
+    unfreeze: TrainingDuration | Off = "off"
+    """When the frozen parameters start to train, such as `2ep` or `20%`; until then, `freeze` keeps them fixed. The run
+    has one schedule and one series of checkpoints ([head first](../how-to/fine-tune.md#head-first))."""
 
     @field_validator("name")
     @classmethod
@@ -128,6 +166,24 @@ class Model(Section):
         if self.name.partition(":")[0] not in libraries:
             models = " or ".join(f"{each}:NAME" for each in libraries)
             refuse("model.weights", f"{self.weights} is not for {self.name} (set model.name={models})")
+        return self
+
+    @model_validator(mode="after")
+    def _check_unfreeze(self) -> Self:
+        if self.unfreeze == "off":
+            return self
+        if self.freeze == "off":
+            refuse("model.unfreeze", f"{self.unfreeze} has no effect with model.freeze off (set model.freeze=backbone)")
+        if self.unfreeze.value == 0:
+            refuse(
+                "model.unfreeze", f"{self.unfreeze} is before the first step (set model.freeze=off and unfreeze=off)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        if self.lora != "off" and self.freeze != "off":
+            refuse("model.lora", "keeps all weights but the classifier's fixed already (set model.freeze=off)")
         return self
 
     @model_validator(mode="after")

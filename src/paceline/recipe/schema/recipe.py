@@ -211,6 +211,18 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_unfreeze(self) -> Self:
+        conflicts = {
+            "train.capture=on": self.train.capture == "on",
+            "parallel.compression=powersgd": self.parallel.compression == "powersgd",
+            "optim.name=schedule_free": isinstance(self.optim, ScheduleFree),
+        }
+        for setting, is_on in conflicts.items():
+            if is_on and self.model.unfreeze != "off":
+                refuse("model.unfreeze", f"{self.model.unfreeze} does not work with {setting} (leave one of them out)")
+        return self
+
+    @model_validator(mode="after")
     def _check_activations(self) -> Self:
         parallel, train = self.parallel, self.train
         conflicts = {

@@ -32,6 +32,7 @@ from paceline.recipe.schema.base import (
     Section,
     Switch,
     TimeDuration,
+    as_section,
     check_import_path,
 )
 
@@ -117,13 +118,6 @@ def _as_patience(value: object) -> object:
                 return duration
         raise ValueError(f"{value!r} is not a patience (write 5 for evaluations, 5ep or off)")
     return value
-
-
-def _as_section(value: object) -> object:
-    """Convert `on` to the section's defaults."""
-    if value in ("on", True):
-        return {}
-    return "off" if value is False else value
 
 
 def _check_class_weights(value: object) -> object:
@@ -269,7 +263,7 @@ class Train(Section):
     """Class weights in the training loss. `balanced` weighs each class by the inverse of its number of images. A
     mapping gives weights by name, such as `{dog: 3}`, and 1 to all other classes. Weights are scaled to a mean of 1
     over the training images, so only their ratios matter. Evaluation is not weighted."""
-    ema: Annotated[Ema | Off, BeforeValidator(_as_section)] = "off"
+    ema: Annotated[Ema | Off, BeforeValidator(as_section)] = "off"
     """Average the weights; `on` uses the defaults below."""
     eval_every: CadenceDuration | Off = "1ep"
     """How often to evaluate. The end of the run is evaluated too, unless this is off."""

@@ -10,6 +10,7 @@ from paceline.training.checkpoint.format import (
     weights_digest,
 )
 from paceline.training.checkpoint.state_dict import (
+    ConvertTensors,
     ShardLike,
     load_model,
     load_model_tensors,
@@ -25,6 +26,7 @@ __all__ = [
     "FORMAT_VERSION",
     "CheckpointStorage",
     "CheckpointWriter",
+    "ConvertTensors",
     "FinalSave",
     "KeepPolicy",
     "ShardLike",

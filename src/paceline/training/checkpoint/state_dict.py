@@ -16,6 +16,8 @@ from paceline.training.checkpoint.format import MODEL, load_tensor_group, tensor
 ShardLike = Callable[[Tensor, Tensor], Tensor]
 """`Strategy.shard_like`: this rank's shard of a whole tensor, in the layout of another tensor."""
 
+ConvertTensors = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
 
 def _keep_whole(full: Tensor, like: Tensor) -> Tensor:
     return full
@@ -26,11 +28,16 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.state_dict())
 
 
-def load_model(path: Path, model: nn.Module, *, shard_like: ShardLike = _keep_whole) -> None:
-    """Load checkpoint `path` into `model`. Raise `CheckpointError` if it is damaged or does not fit."""
+def load_model(
+    path: Path, model: nn.Module, *, shard_like: ShardLike = _keep_whole, convert: ConvertTensors = dict
+) -> None:
+    """Load checkpoint `path`, its tensors converted, into `model`.
+
+    Raise `CheckpointError` if it is damaged or does not fit.
+    """
     verify_checkpoint(path)
     try:
-        load_model_tensors(load_tensor_group(path, MODEL), model, shard_like=shard_like)
+        load_model_tensors(convert(load_tensor_group(path, MODEL)), model, shard_like=shard_like)
     except RuntimeError as error:
         first = " ".join(str(error).split())[:150]
         raise CheckpointError(f"{path}: does not fit the model: {first} (use the run's own recipe)") from None

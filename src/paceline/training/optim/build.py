@@ -5,7 +5,7 @@ parameters with fewer than two dimensions. With `layer_decay` each group belongs
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -117,6 +117,17 @@ def split_by_layer(groups: Sequence[ParamGroup], layers: Mapping[nn.Parameter, i
     return split_groups
 
 
+def split_late(groups: Sequence[ParamGroup], late: Collection[nn.Parameter]) -> list[ParamGroup]:
+    """Split `groups` into parameters that are trained from the start, and those that are unfrozen `late`."""
+    # Some optimizers keep state per group, and would take the first step of late parameters for a later one.
+    parts = [
+        {**group, "params": [each for each in group["params"] if (each in late) is is_late]}
+        for group in groups
+        for is_late in (False, True)
+    ]
+    return _drop_empty_groups(parts)
+
+
 def _split_by_dimension(
     section: schema.OptimSection, parameters: Sequence[nn.Parameter]
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -133,6 +144,10 @@ def _split_by_dimension(
 
 def _norm_and_bias_decay(section: schema.OptimSection) -> float:
     return section.weight_decay if section.decay_norm_and_bias else 0.0
+
+
+def _split_twice(split: SplitGroups, groups: list[ParamGroup], late: Collection[nn.Parameter]) -> list[ParamGroup]:
+    return split_late(split(groups), late)
 
 
 def _drop_empty_groups(groups: list[ParamGroup]) -> list[ParamGroup]:
@@ -175,11 +190,13 @@ def build_optimizer(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     device_type: str,
     layers: Mapping[str, int] | None = None,
+    late: Collection[str] = (),
 ) -> torch.optim.Optimizer:
     """Return the optimizer of the trainable parameters, in model order, at learning rate `section.lr`.
 
-    `layers` is from `layers_for_decay`. Raise `RecipeError` for a model without trainable parameters, and for a setting
-    that has no effect or does not support sharded parameters (FSDP).
+    `layers` is from `layers_for_decay`, and `late` are the names of parameters that are unfrozen later. Raise
+    `RecipeError` for a model without trainable parameters, and for a setting that has no effect or does not support
+    sharded parameters (FSDP).
     """
     named = list(named_parameters)
     parameters = [parameter for _, parameter in named]
@@ -191,6 +208,8 @@ def build_optimizer(
         assert layers, "layer_decay needs the layers of the model"
         numbers = {parameter: layers[name] for name, parameter in named}
         split = partial(split_by_layer, layers=numbers, decay=section.layer_decay)
+    if late:
+        split = partial(_split_twice, split, late={parameter for name, parameter in named if name in late})
     optimizer = _build_from_section(section, parameters, device_type, split, is_sharded=is_sharded)
     set_lr(optimizer.param_groups, section.lr)
     return optimizer
