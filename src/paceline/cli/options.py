@@ -493,7 +493,7 @@ class CheckOptions:
     images: Annotated[
         int,
         typer.Option(min=2, metavar="N", help="Compare at most N images, a random sample of a larger dataset."),
-    ] = 50_000
+    ] = 100_000
     seconds: Annotated[
         float,
         typer.Option(min=0, metavar="S", help="Train for S seconds to measure time and memory; 0 skips this."),

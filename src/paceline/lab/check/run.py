@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from paceline.core.errors import PacelineError
 from paceline.core.json_file import read_json
 from paceline.core.results import EstimateResult, RunResult
 from paceline.core.units import count, duration, seconds, share, size
-from paceline.lab.doctor.check import DoctorFinding, Outcome, failure, ok, warning
+from paceline.lab.doctor.check import DoctorFinding, Outcome, failure, failure_by, ok, warning
 from paceline.lab.patches import drop_unchanged_settings
 from paceline.lab.runner import TrialRunner
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, write_recipe
@@ -78,7 +79,7 @@ def check_run(check: RunCheck) -> Iterator[DoctorFinding]:
     """Yield findings on the time of the run, its memory and its disk space."""
     result, estimate = check.result, check.estimate
     if result is None:
-        yield DoctorFinding("run", *failure(check.outcome.error, "fix it; paceline train shows the whole message"))
+        yield DoctorFinding("run", *failure_by(PacelineError(check.outcome.error)))
         return
     yield DoctorFinding("time", *_describe_time(result, estimate))
     if estimate is not None and estimate.memory_total_bytes:
