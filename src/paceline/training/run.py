@@ -22,15 +22,16 @@ from paceline.parallel.consensus import build_consensus
 from paceline.parallel.process_group import RankStore, rendezvous
 from paceline.parallel.watchdog import watchdog
 from paceline.recipe.plan import resolve_batch, small_batch_warning, with_batch_size
-from paceline.recipe.plugins import check_plugins, code_identity
+from paceline.recipe.plugins import check_plugins, code_identity, describe_error
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import CrossEntropyLoss, Train
 from paceline.training.checkpoint import model_tensors
-from paceline.training.components import build_run_deadline, build_trainer, prepare_model
+from paceline.training.components import build_mistake_explainer, build_run_deadline, build_trainer, prepare_model
 from paceline.training.context import RunContext, open_context
 from paceline.training.coordinator import NUM_FLAGS
 from paceline.training.datasets import read_run_data
 from paceline.training.eval_outputs import save_worst_images
+from paceline.training.explain import ExplainMistakes, Overlays
 from paceline.training.logging.build import require_sinks
 from paceline.training.measurements import build_run_meter
 from paceline.training.outputs import build_run_outputs, find_resume_checkpoint, start_telemetry
@@ -169,7 +170,8 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
             outputs.sinks.finished(result)
             if measured.clock_offsets_s:
                 meter.merge_traces(measured.clock_offsets_s)
-            _write_worst_images(process, state.last, context.datasets.val)
+            explain = build_mistake_explainer(context, training_state)
+            _write_worst_images(process, state.last, context.datasets.val, explain)
     return result
 
 
@@ -198,12 +200,19 @@ def _write_result(result: RunResult, process: RunProcess) -> None:
         raise
 
 
-def _write_worst_images(process: RunProcess, report: EvalReport | None, source: Source) -> None:
+def _write_worst_images(
+    process: RunProcess, report: EvalReport | None, source: Source, explain: ExplainMistakes
+) -> None:
     """Write the worst images of the last evaluation; failures are warnings."""
     if report is None or not report.classes:  # a restored evaluation has no images
         return
     worst = process.rundir.worst
+    overlays: dict[int, Overlays] = {}
     try:
-        save_worst_images(worst, report.worst, source)
+        overlays = explain(report.worst)
+    except Exception as error:  # a user's own model may raise anything, and a GPU may be full
+        process.warn(f"log.explain: no maps were drawn: {describe_error(error)} (train with log.explain=off)")
+    try:
+        save_worst_images(worst, report.worst, source, overlays=overlays)
     except Exception as error:  # a user's own data source may raise anything
         process.warn(f"{worst}: was not written: {type(error).__name__}: {error} (train without log.worst)")

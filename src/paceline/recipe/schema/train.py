@@ -383,6 +383,8 @@ SinkSection = Annotated[
 class Log(Section):
     """Logs, trackers and the report."""
 
+    added: ClassVar = ("explain",)
+
     every: CadenceDuration = "10st"
     """How often to log loss and throughput."""
     tensorboard: Literal["auto", "on", "off"] = "auto"
@@ -395,6 +397,9 @@ class Log(Section):
     worst: int = Field(16, ge=0, le=100)
     """Number of misclassified validation images with the highest loss to keep as thumbnails. 0 keeps no images, nor
     those of the first training step."""
+    explain: Switch = "on"
+    """Draw for these images, at the end of the run and in at most five seconds, what the model looks at for the
+    predicted and for the true class (Grad-CAM, Selvaraju et al. 2017, arXiv 1610.02391)."""
     report: Switch = "on"
     """Write `report.html` at the end."""
 
