@@ -205,6 +205,22 @@ class PredictOptions:
         ),
     ] = "auto"
     device: Annotated[str, typer.Option(metavar="cpu|cuda|auto", help="Device to run the model on.")] = "auto"
+    explain: Annotated[
+        Path | None,
+        _folder_option(
+            help="New folder for a page, and images, of what the model looks at for its first class (Grad-CAM), for "
+            "the first 100 images.",
+            show_default=False,
+        ),
+    ] = None
+    layer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Layer for --explain, as named by PyTorch, such as layer3.",
+            show_default="the last with a grid of features",
+        ),
+    ] = "auto"
     trust_code: TrustCode = False
     as_json: AsJson = False
 

@@ -51,7 +51,8 @@ class FeatureGrid:
             case "channels_last":
                 features = features.movedim(-1, 1)
             case "tokens":
-                features = features[:, self.num_prefix :].transpose(1, 2).unflatten(2, (self.side, self.side))
+                patches = features[:, self.num_prefix :].transpose(1, 2)
+                features = patches.reshape(*patches.shape[:2], self.side, self.side)
         return features.float()
 
 

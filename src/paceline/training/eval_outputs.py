@@ -82,14 +82,14 @@ def _read_image(source: Source, index: int) -> Image.Image:
 
 
 @contextlib.contextmanager
-def output_dir(path: Path) -> Iterator[RunDir]:
-    """Create the folder `path`, and remove it if the evaluation fails. Raise `RecipeError` if it exists."""
+def output_dir(path: Path, option: str = "--out") -> Iterator[RunDir]:
+    """Create the folder `path` of `option`, and remove it if the block fails. Raise `RecipeError` if it exists."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:
-        raise RecipeError(f"--out: {path} exists already (name another, or remove it)") from None
+        raise RecipeError(f"{option}: {path} exists already (name another, or remove it)") from None
     except OSError as error:
-        raise RecipeError(f"--out: {path} cannot be created: {error.strerror} (name another)") from None
+        raise RecipeError(f"{option}: {path} cannot be created: {error.strerror} (name another)") from None
     try:
         yield RunDir(path)
     except BaseException:
