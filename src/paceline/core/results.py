@@ -556,6 +556,28 @@ class GoodputResult(ResultModel):
     starts: int
 
 
+class EnergyResult(ResultModel):
+    """Energy in kWh over all nodes and processes of a run, from the start of training to its end; None: not measured.
+
+    `gpu_kwh` is of the GPUs that the ranks use, `cpu_kwh` of all CPU packages of their nodes and, where it is counted
+    apart, their memory: including idle power and other programs. Nothing is estimated. `images_per_kwh` is the images
+    trained on per kWh of all that was measured. `source` names the counters, `missing` says by `gpu` or `cpu` why there
+    is none.
+    """
+
+    gpu_kwh: float | None
+    cpu_kwh: float | None
+    images_per_kwh: float | None
+    source: str
+    missing: dict[str, str]
+
+    @property
+    def kwh(self) -> float | None:
+        """The sum of all that was measured; None if nothing was."""
+        known = [each for each in (self.gpu_kwh, self.cpu_kwh) if each is not None]
+        return sum(known) if known else None
+
+
 class RunResult(ResultModel):
     """The result of a run.
 
@@ -568,8 +590,9 @@ class RunResult(ResultModel):
     likewise and on one rank, for which `ranks` is empty. `cpu` is None if the kernel does not report how long threads
     wait. `health` has the findings, the worst first (None on other ranks). `verdict` has `bottleneck`, `evidence`,
     `ceiling` and `try`. `provenance` records hardware, versions and how the run was started; in a batch job also
-    `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `run_dir` is set by `paceline.train`. Other fields
-    are None in results from before they were recorded.
+    `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `energy` is None with `measure.telemetry=off`, and
+    `cost`, rank-hours of all processes times `log.price_per_hour`, without a price. `run_dir` is set by
+    `paceline.train`. Other fields are None in results from before they were recorded.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -606,6 +629,8 @@ class RunResult(ResultModel):
     ranks: tuple[RankResult, ...] = ()
     straggler: StragglerResult | None = None
     health: tuple[Finding, ...] | None = None
+    energy: EnergyResult | None = None
+    cost: float | None = None
     verdict: dict[str, str]
     lr: str
     weights_sha256: str

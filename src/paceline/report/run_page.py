@@ -28,7 +28,13 @@ from paceline.report.mistake_sections import mistakes_section
 from paceline.report.overview import build_findings, build_tiles, page_heading, passed_checks
 from paceline.report.read_run import RunData
 from paceline.report.reproduce_sections import override_chips, reproduce_section
-from paceline.report.run_summary import reliability_rows, result_figures, training_rows, worst_classes_rows
+from paceline.report.run_summary import (
+    energy_rows,
+    reliability_rows,
+    result_figures,
+    training_rows,
+    worst_classes_rows,
+)
 from paceline.report.system_sections import reliability_section, telemetry_section
 from paceline.report.text import clean_text, finite_or_none, format_time
 from paceline.report.time_sections import (
@@ -81,7 +87,8 @@ def build_run_summary(run: RunData) -> ReportPage:
     summary: list[Block] = []
     recorded = run.result.health if run.result is not None else None
     if run.result is not None:
-        rows = [*worst_classes_rows(run.classes), *training_rows(run.result), *reliability_rows(run.result)]
+        rows = [*worst_classes_rows(run.classes), *training_rows(run.result), *energy_rows(run.result)]
+        rows += reliability_rows(run.result)
         stages = stage_table(run.result)
         summary = [KeyValueList(rows), *([stages] if stages else [])]
     return ReportPage(

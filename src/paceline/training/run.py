@@ -34,7 +34,7 @@ from paceline.training.eval_outputs import save_worst_images
 from paceline.training.explain import ExplainMistakes, Overlays
 from paceline.training.logging.build import require_sinks
 from paceline.training.measurements import build_run_meter
-from paceline.training.outputs import build_run_outputs, find_resume_checkpoint, start_telemetry
+from paceline.training.outputs import build_run_outputs, collect_energy, find_resume_checkpoint, start_telemetry
 from paceline.training.precision import check_trained_model
 from paceline.training.process import Invocation, RunProcess
 from paceline.training.result import FinalWeights, StartupTimes, build_result, collect_evidence, diagnose_run
@@ -139,6 +139,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 if status != "preempted" and is_suspicious(evidence):  # a preempted run has no time
                     check = context.check_batch_norm(precision, strategy, training_state.average, model)
 
+        energy = collect_energy(context, telemetry, strategy, state.images_seen)
         result = build_result(
             context,
             state,
@@ -152,6 +153,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
             goodput=outputs.goodput,
             checkpoints=outputs.writer.result() if outputs.writer else _NO_CHECKPOINTS,
             health=diagnose_run(evidence, process.rundir, check) if world.is_main else None,
+            energy=energy,
             provenance={
                 **machine,
                 "device": context.device.type,

@@ -383,7 +383,7 @@ SinkSection = Annotated[
 class Log(Section):
     """Logs, trackers and the report."""
 
-    added: ClassVar = ("explain",)
+    added: ClassVar = ("explain", "price_per_hour")
 
     every: CadenceDuration = "10st"
     """How often to log loss and throughput."""
@@ -402,6 +402,9 @@ class Log(Section):
     predicted and for the true class (Grad-CAM, Selvaraju et al. 2017, arXiv 1610.02391)."""
     report: Switch = "on"
     """Write `report.html` at the end."""
+    price_per_hour: PositiveFloat | Off = "off"
+    """Price of one rank per hour, in any currency: of a GPU, or of its share of a node. `result.json` then has the
+    `cost` of all processes of the run."""
 
     @field_validator("sinks")
     @classmethod
