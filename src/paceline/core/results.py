@@ -14,7 +14,7 @@ from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.json_file import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
-from paceline.core.units import count, milliseconds, number, size
+from paceline.core.units import count, milliseconds, number, per_second, seconds, size
 
 SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "patience_reached", "time_reached", "preempted", "failed"]
@@ -662,6 +662,27 @@ class RunResult(ResultModel):
             case "failed":
                 return f"failed: the weights of the last step, {self.steps:,}, could not be saved"
         return self.status.replace("_", " ")
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook, with a link to the report."""
+        from html import escape
+
+        from paceline.core.metric import describe_result
+
+        last = self.ema or self.eval
+        rows = {
+            "status": self.how_it_ended(),
+            "last evaluation": describe_result(last) if last is not None else "none",
+            "images/s": per_second(self.throughput.images_per_s) if self.throughput.n else "not measured",
+            "time": seconds(self.time.wall_s),
+            "run directory": str(self.run_dir or ""),
+        }
+        cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items() if text)
+        report = self.run_dir / "report.html" if self.run_dir is not None else None
+        if report is not None and report.is_file():
+            link = escape(report.resolve().as_uri())
+            cells += f'<tr><th>report</th><td><a href="{link}">{escape(str(report))}</a></td></tr>'
+        return f"<table>{cells}</table>"
 
     def of(self, run_dir: Path) -> Self:
         """Return this result with its `run_dir`."""
