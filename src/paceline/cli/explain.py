@@ -21,13 +21,13 @@ from paceline.training.eval_outputs import output_dir
 from paceline.training.thumbnails import encode_thumbnail
 
 MAX_EXPLAINED: Final = 100
-"""Images that are explained: each takes a forward and a backward pass of its own, and 20 to 60 KB of the page."""
+"""Images that are explained: each takes passes of its own through the model, and 20 to 60 KB of the page."""
 PAGE_NAME: Final = "index.html"
 _MAX_SIDE: Final = 384
 _MAX_DETAILS: Final = 4
 _NOTE: Final = (
-    "Each image as the model sees it, beside the parts that speak for the named class: the more yellow, the more "
-    "(Grad-CAM). Each map is scaled to its own maximum."
+    "Each image as the model sees it, beside the parts that speak for the named class: the more yellow, the more. "
+    "Each map is scaled to its own maximum."
 )
 
 

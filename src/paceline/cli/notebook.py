@@ -1,4 +1,4 @@
-"""Progress of a run in a notebook: an output that is redrawn in place, with a bar, the loss curve and the last lines."""
+"""Progress of a run in a notebook: an output that is redrawn in place, with a bar, a loss curve and the last lines."""
 
 import sys
 import time

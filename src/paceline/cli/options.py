@@ -208,8 +208,8 @@ class PredictOptions:
     explain: Annotated[
         Path | None,
         _folder_option(
-            help="New folder for a page, and images, of what the model looks at for its first class (Grad-CAM), for "
-            "the first 100 images.",
+            help="New folder for a page, and images, of what the model looks at for its first class, for the first "
+            "100 images.",
             show_default=False,
         ),
     ] = None
@@ -217,8 +217,8 @@ class PredictOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Layer for --explain, as named by PyTorch, such as layer3.",
-            show_default="the last with a grid of features",
+            help="Layer for Grad-CAM with --explain, as named by PyTorch, such as layer3.",
+            show_default="the last with a grid of features; for tokens, parts of the image are covered instead",
         ),
     ] = "auto"
     trust_code: TrustCode = False

@@ -28,6 +28,8 @@ from paceline.recipe.yaml import to_yaml_text
 from paceline.training.logging.base import from_step_row
 
 _ERROR_PREFIX: Final = "error: "
+_COLOR_VARIABLES: Final = ("FORCE_COLOR", "CLICOLOR_FORCE")
+"""By which a kernel makes programs draw as in a terminal; these lines are shown as text."""
 _CLOSE_S: Final = 2.0
 """Seconds that output gets to arrive after the ranks have ended: a process that they left behind may keep a pipe."""
 _FOLLOW_S: Final = 0.5
@@ -52,7 +54,7 @@ def train_on_ranks(
         options = ["--ranks", str(num_ranks), "--run-dir", str(rundir.path)]
         options += [*(["--resume"] if resume else []), *([TRUST_CODE] if has_plugins(loaded.recipe) else [])]
         environ = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name not in _COLOR_VARIABLES or not is_notebook()},
             COMMAND_VARIABLE: json.dumps(["python", *sys.argv]),
             "PYTHONPATH": os.pathsep.join(each or str(Path.cwd()) for each in sys.path),
         }

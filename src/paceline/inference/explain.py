@@ -38,7 +38,10 @@ class PredictionExplainer:
         self._most = most
         self._num_labels = 1 if classifier.threshold is None else _MAX_LABELS
         self._kept: deque[InputImage] = deque()
-        self._paint = MapPainter(classifier.model, classifier.place, classifier.precision, layer)
+        is_multi_label = classifier.threshold is not None
+        self._paint = MapPainter(
+            classifier.model, classifier.place, classifier.precision, layer, is_multi_label=is_multi_label
+        )
 
     def keep(self, images: Iterable[InputImage | UnreadableImage]) -> Iterator[InputImage | UnreadableImage]:
         """Yield `images`, and keep the pixels of the first ones until they are explained."""

@@ -1,4 +1,4 @@
-"""Grad-CAM: which parts of an image speak for a class, for any model with a grid of features."""
+"""Which parts of an image speak for a class: Grad-CAM for grids of local features, occlusion for mixed tokens."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,6 +16,8 @@ _MAX_PREFIX_TOKENS: Final = 8
 """Class, distillation and register tokens ahead of those of the patches."""
 _MIN_SIDE: Final = 4
 """Smallest side of the maps that are chosen if the model has any; 2 x 2 parts of an image show little."""
+_NUM_COVERS: Final = 7
+"""Positions of the cover of `occlusion_maps` along a side."""
 _NOT_FEATURES: Final = (nn.Linear, nn.Dropout, nn.Softmax)
 """Modules within an attention or MLP block, whose outputs look like a grid: projections and attention weights."""
 
@@ -84,7 +86,7 @@ def grid_layers(model: nn.Module, images: Tensor) -> dict[str, FeatureGrid]:
     ]
     with _gradients(model):
         try:
-            logits = model(images.detach().requires_grad_())
+            logits = model(images.clone().requires_grad_())
         finally:
             for hook in hooks:
                 hook.remove()
@@ -102,8 +104,7 @@ def grid_layers(model: nn.Module, images: Tensor) -> dict[str, FeatureGrid]:
 def choose_layer(model: nn.Module, images: Tensor, name: str = "auto") -> tuple[str, FeatureGrid]:
     """Return the name and the grid of the layer to explain with: the last of `grid_layers`, or the layer `name`.
 
-    For a transformer with a class token that is the first norm of its last block. Raise `RecipeError` for a layer
-    without a grid, and for a model that has none.
+    Raise `RecipeError` for a layer without a grid, and for a model that has none.
     """
     layers = grid_layers(model, images)
     if name != "auto":
@@ -126,8 +127,6 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor, layer: tuple[str
     Grad-CAM, Selvaraju et al. 2017 (arXiv 1610.02391), equations 1 and 2. For a model that ends in average pooling and
     a linear layer this is CAM (Zhou et al. 2016, arXiv 1512.04150) without its negative values.
     """
-    # Not attention rollout (Abnar and Zuidema 2020, arXiv 2005.00928): it is the same for every class, needs the
-    # attention weights, which fused kernels do not return, and has no meaning for windows that are merged (Swin).
     name, grid = layer
     kept: list[Tensor] = []
 
@@ -139,15 +138,51 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor, layer: tuple[str
     hook = model.get_submodule(name).register_forward_hook(cut)
     with _gradients(model):
         try:
-            logits = model(images).float()
+            logits = model(images.clone()).float()  # tensors of inference mode take no part in gradients
         finally:
             hook.remove()
         (features,) = kept
-        scores = logits.gather(1, classes).sum(dim=0)  # of distinct images, so that their gradients do not mix
+        scores = logits.gather(1, classes.clone()).sum(dim=0)  # of distinct images, so that their gradients do not mix
         gradients = [torch.autograd.grad(each, features, retain_graph=True)[0] for each in scores]
     activations = grid.unfold(features.detach())
     weights = torch.stack([grid.unfold(each).mean(dim=(2, 3)) for each in gradients], dim=1)
     return torch.einsum("nmc,nchw->nmhw", weights, activations).relu()
+
+
+def occlusion_maps(model: nn.Module, images: Tensor, classes: Tensor, *, is_multi_label: bool) -> Tensor:
+    """Return float32 [N, M, 7, 7]: by how much the score of M `classes` falls when a part of an image is covered.
+
+    The square cover has a quarter of the image's side and the mean color; it moves by half of its side. The score is
+    the log-odds of a class, which for a model with one label per image compare it with all others. Values are at least
+    0. The model is in evaluation mode meanwhile; nothing of it changes. Occlusion sensitivity, Zeiler and Fergus 2014
+    (arXiv 1311.2901), section 4.2.
+    """
+    # For tokens that global attention has mixed. Grad-CAM on a ViT's last block, and rollout weighted by gradients
+    # (Chefer et al. 2021, arXiv 2103.15679), missed the part that decides in half of small trained ViTs, and plain
+    # attention rollout (Abnar and Zuidema 2020, arXiv 2005.00928) is the same for every class.
+    size = images.shape[-1]
+    starts = [round(position * size / (_NUM_COVERS + 1)) for position in range(_NUM_COVERS)]
+    side = max(1, round(2 * size / (_NUM_COVERS + 1)))
+    devices = {each.device for each in model.parameters() if each.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[*devices]), torch.inference_mode(), eval_mode(model):
+        whole = _class_scores(model(images), classes, is_multi_label=is_multi_label)
+        falls = []
+        for top in starts:
+            covered = images.repeat(len(starts), 1, 1, 1)
+            for left, copy in zip(starts, covered.chunk(len(starts)), strict=True):
+                copy[:, :, top : top + side, left : left + side] = 0  # the mean, of normalized images
+            scores = _class_scores(model(covered), classes.repeat(len(starts), 1), is_multi_label=is_multi_label)
+            falls.append(whole - scores.reshape(len(starts), *whole.shape))
+    return torch.stack(falls).permute(2, 3, 0, 1).relu().nan_to_num()
+
+
+def _class_scores(logits: Tensor, classes: Tensor, *, is_multi_label: bool) -> Tensor:
+    """Return the log-odds of `classes` [N, M], float32."""
+    scores = logits.float().gather(1, classes)
+    if is_multi_label:
+        return scores
+    others = [logits.float().scatter(1, label[:, None], -torch.inf).logsumexp(dim=1) for label in classes.unbind(dim=1)]
+    return scores - torch.stack(others, dim=1)
 
 
 @contextmanager

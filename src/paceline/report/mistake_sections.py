@@ -34,8 +34,8 @@ _MAX_PAIR_IMAGES: Final = 6
 _MAX_CLASSES: Final = 1000
 _MAX_THUMBNAIL_BYTES: Final = 400_000  # of all thumbnails of a gallery
 _MAPS_NOTE: Final = (
-    "Beside each image, the parts that speak for the predicted class, then for the true one: the more yellow, the more "
-    "(Grad-CAM). Each map is scaled to its own maximum."
+    "Beside each image, the parts that speak for the predicted class, then for the true one: the more yellow, the "
+    "more. Each map is scaled to its own maximum."
 )
 
 

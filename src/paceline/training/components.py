@@ -334,7 +334,8 @@ def build_mistake_explainer(context: RunContext, training_state: TrainingState) 
     is_sharded = recipe.parallel.strategy == "fsdp" and context.world.world_size > 1
     if recipe.log.explain == "off" or is_sharded:
         return lambda mistakes: {}
-    painter = MapPainter(training_state.model, context.create_transfer(precision.dtype), precision)
+    transfer = context.create_transfer(precision.dtype)
+    painter = MapPainter(training_state.model, transfer, precision, is_multi_label=context.is_multi_label)
     explainer = MistakeExplainer(painter, context.datasets.val, recipe.data, context.plan.eval_image_size)
 
     def explain(mistakes: Sequence[MisclassifiedImage]) -> dict[int, Overlays]:

@@ -1,4 +1,4 @@
-"""Draw Grad-CAM over images: what the model looks at for a class, for reports and `paceline predict --explain`."""
+"""Draw over images what the model looks at for a class, for reports and `paceline predict --explain`."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,14 +18,13 @@ from paceline.data.loaders.reader import ImageReader
 from paceline.data.resize import StretchResizer, build_eval_resizer
 from paceline.data.timing import BatchTimer
 from paceline.data.transfer import DeviceTransfer
-from paceline.models.grad_cam import FeatureGrid, choose_layer, grad_cam
+from paceline.models.grad_cam import FeatureGrid, choose_layer, grad_cam, occlusion_maps
 from paceline.recipe.schema.data import Data
 from paceline.training.precision import Precision
 from paceline.training.thumbnails import to_visible
 
 TIME_LIMIT_S: Final = 5.0
-"""Seconds for the maps of a run's worst images, checked between batches; images beyond have none."""
-BATCH_SIZE: Final = 4
+"""Seconds for the maps of a run's worst images, checked between images; those beyond have none."""
 _HEAT: Final = np.array([[190, 0, 0], [255, 120, 0], [255, 240, 80]], dtype=np.float64)  # red, orange, yellow
 _MAX_OPACITY: Final = 0.8
 
@@ -38,11 +37,21 @@ ExplainMistakes = Callable[[Sequence[MisclassifiedImage]], dict[int, Overlays]]
 class MapPainter:
     """Draw what `model` looks at, with the preprocessing and the number format of its evaluation.
 
-    `layer` is a layer's name, or `auto` for the last one with a grid of features.
+    `layer` is the name of a layer for Grad-CAM. For `auto` it is the last with a grid of features; if these are tokens,
+    parts of the image are covered instead.
     """
 
-    def __init__(self, model: nn.Module, transfer: DeviceTransfer, precision: Precision, layer: str = "auto") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        transfer: DeviceTransfer,
+        precision: Precision,
+        layer: str = "auto",
+        *,
+        is_multi_label: bool,
+    ) -> None:
         self._model, self._transfer, self._precision, self._layer = model, transfer, precision, layer
+        self._is_multi_label = is_multi_label
         self._chosen: tuple[str, FeatureGrid] | None = None
 
     def __call__(self, images: Tensor, classes: Tensor) -> list[list[Image.Image]]:
@@ -54,10 +63,14 @@ class MapPainter:
         with self._precision.autocast():
             if self._chosen is None:
                 self._chosen = choose_layer(self._model, normalized[:2], self._layer)
-            maps = grad_cam(self._model, normalized, classes.to(self._transfer.device), self._chosen).cpu().numpy()
+            classes = classes.to(self._transfer.device)
+            if self._layer == "auto" and self._chosen[1].layout == "tokens":
+                maps = occlusion_maps(self._model, normalized, classes, is_multi_label=self._is_multi_label)
+            else:
+                maps = grad_cam(self._model, normalized, classes, self._chosen)
         return [
             [draw_heat(visible_pixels(image), values) for values in of_image]
-            for image, of_image in zip(images.cpu(), maps, strict=True)
+            for image, of_image in zip(images.cpu(), maps.cpu().numpy(), strict=True)
         ]
 
 
@@ -102,14 +115,10 @@ class MistakeExplainer:
         stretches = isinstance(self.source, ArraySource)  # as the evaluation does
         resizer = StretchResizer(interpolation=sizing.interpolation) if stretches else sizing
         reader = ImageReader(self.source, resizer, BadImagePolicy("drop"), BatchTimer(None))
-        for start in range(0, len(mistakes), BATCH_SIZE):
+        for each in mistakes:
             if self.now() >= end_s:
                 return
-            indices = np.array([each.index for each in mistakes[start : start + BATCH_SIZE]], dtype=np.int64)
-            read = reader.read(indices, np.empty((len(indices), reader.num_draws)), self.image_size)
-            shown = [each for each, kept in zip(mistakes[start:], read.is_kept, strict=False) if kept]
-            if not shown:
-                continue
-            classes = torch.tensor([[each.predicted, each.label] for each in shown])
-            for each, drawn in zip(shown, self.paint(read.images, classes), strict=True):
+            read = reader.read(np.array([each.index]), np.empty((1, reader.num_draws)), self.image_size)
+            if len(read.images):
+                (drawn,) = self.paint(read.images, torch.tensor([[each.predicted, each.label]]))
                 yield each.index, dict(zip(("predicted", "true"), drawn, strict=True))
