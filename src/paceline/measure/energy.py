@@ -75,10 +75,17 @@ class EnergyMeter:
         self._last = {each: _read(each) for each in counters}
         known = [each.kind for each, value in self._last.items() if value is not None]
         self.totals_j: dict[Kind, float] = {kind: (before_j or {}).get(kind, 0.0) for kind in known}
+        self._sampled_j = dict(self.totals_j)
 
     def sample(self) -> dict[str, float]:
         """Return the joules since the last sample by `energy_key`."""
-        used_j: dict[Kind, float] = dict.fromkeys(self.totals_j, 0.0)
+        self.update()
+        used_j = {kind: total_j - self._sampled_j[kind] for kind, total_j in self.totals_j.items()}
+        self._sampled_j = dict(self.totals_j)
+        return {energy_key(kind): round(each_j, 3) for kind, each_j in used_j.items()}
+
+    def update(self) -> None:
+        """Read the counters, at the latest before one of them has passed its limit."""
         for counter, before in self._last.items():
             value = _read(counter)
             if value is None or before is None:
@@ -86,10 +93,7 @@ class EnergyMeter:
             self._last[counter] = value
             moved = value - before
             # A counter without a limit that has fallen was reset, by a new driver: what it had counted is unknown.
-            used_j[counter.kind] += counter.unit_j * max(0, moved + (counter.limit if moved < 0 else 0))
-        for kind, each_j in used_j.items():
-            self.totals_j[kind] += each_j
-        return {energy_key(kind): round(each_j, 3) for kind, each_j in used_j.items()}
+            self.totals_j[counter.kind] += counter.unit_j * max(0, moved + (counter.limit if moved < 0 else 0))
 
 
 def _read(counter: EnergyCounter) -> int | None:

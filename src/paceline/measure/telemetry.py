@@ -27,6 +27,9 @@ LAST_SAMPLE_S: Final = 2.0
 """Time limit for the last sample at the end of a run: a driver whose GPU is lost may never return."""
 _MIN_INTERVAL_S: Final = 0.5
 """Minimum seconds between the last two samples; rates over less are noise."""
+_ENERGY_INTERVAL_S: Final = 120.0
+"""Maximum seconds between two readings of energy counters. One of 32 bits passes its limit of 65 kJ after three minutes
+at 360 W, and usual ones of 262 kJ after twelve."""
 WriteRow = Callable[[dict[str, Any]], None]
 """Write a row: `unix_s`, the values of `NodeSampler.sample`, and in `gpus` the rows of `NvmlSampler.sample`."""
 
@@ -287,12 +290,21 @@ class NodeTelemetry:
     def _run(self) -> None:
         with contextlib.closing(self._gpus) if self._gpus else contextlib.nullcontext():
             sampled_s = self._now()
-            while not self._closes.wait(sample_interval_s(self._every_s, self._num_samples)):
+            while not self._wait(sample_interval_s(self._every_s, self._num_samples)):
                 sampled_s = self._now()
                 self._write_sample()
             # A last sample at the end, so that a run shorter than the interval has one.
             if self._now() - sampled_s >= _MIN_INTERVAL_S:
                 self._write_sample()
+
+    def _wait(self, interval_s: float) -> bool:
+        """Wait for the next sample, and return whether there is none; read energy counters meanwhile."""
+        while interval_s > _ENERGY_INTERVAL_S:
+            if self._closes.wait(_ENERGY_INTERVAL_S):
+                return True
+            self.energy.update()
+            interval_s -= _ENERGY_INTERVAL_S
+        return self._closes.wait(interval_s)
 
     def _write_sample(self) -> None:
         self._num_samples += 1
