@@ -1,6 +1,8 @@
 """`paceline.train(ranks=2)`: the same run as `paceline train --ranks 2`, errors that name the rank, and no orphans."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,27 +31,28 @@ if __name__ == "__main__":
     except paceline.core.errors.PacelineError as error:
         print(json.dumps({"error": str(error), "code": error.exit_code}))
 """
+SRC = Path(__file__).parents[2] / "src"
 SMALL = ("train.epochs=1", "parallel.threads=1", "log.tensorboard=off", "log.report=off")
 
 
-def run_script(paceline, tmp_path: Path, recipe: object, *overrides: str) -> dict:
+def run_script(tmp_path: Path, recipe: object, *overrides: str) -> dict:
     (tmp_path / "script_net.py").write_text(SCRIPT)
     request = json.dumps({"recipe": recipe, "overrides": overrides})
-    src = str(Path(__file__).parents[2] / "src")
-    done = paceline(request, program=(sys.executable, "script_net.py"), PYTHONPATH=src)
-    return json.loads(done.out.splitlines()[-1])
+    command, environ = [sys.executable, "script_net.py", request], {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_a_script_trains_as_the_command_does(paceline, tmp_path: Path) -> None:
-    found = run_script(paceline, tmp_path, {"extends": "digits"}, *SMALL)
-    src = Path(__file__).parents[2] / "src"
+    found = run_script(tmp_path, {"extends": "digits"}, *SMALL)
     args = ("model.name=script_net:Net", *SMALL, "--ranks", "2", "--run-dir", "command", "--json")
-    expected = paceline("train", "digits", *args, PYTHONPATH=f"{src}:{tmp_path}").result
+    expected = paceline("train", "digits", *args, PYTHONPATH=f"{SRC}:{tmp_path}").result
     assert found == {"sha": expected["weights_sha256"], "ranks": 2, "dir": "run"}
     recipes = [(tmp_path / run / "recipe.yaml").read_text().splitlines()[1:] for run in ("run", "command")]
     assert recipes[0] == recipes[1]
 
 
-def test_an_error_of_a_rank_is_raised_with_its_rank(paceline, tmp_path: Path) -> None:
-    found = run_script(paceline, tmp_path, "digits", *SMALL, "model.args.fail=1")
+def test_an_error_of_a_rank_is_raised_with_its_rank(tmp_path: Path) -> None:
+    found = run_script(tmp_path, "digits", *SMALL, "model.args.fail=1")
     assert "rank 1" in found["error"] and "lost" in found["error"]

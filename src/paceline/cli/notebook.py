@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from html import escape
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TextIO
 
-from paceline.cli.train_progress import GetPosition, TrainProgress
+from paceline.cli.train_progress import GetPosition, TrainProgress, build_train_progress
 from paceline.core.units import duration, per_second
 from paceline.data.files import printable_lines
-from paceline.training.logging.base import StepRecord
+from paceline.training.logging.base import LogSink, StepRecord
 
 _REDRAW_S: Final = 0.5
 _MAX_LINES: Final = 12
@@ -142,3 +142,12 @@ class NotebookProgress(TrainProgress):
     def close(self) -> None:
         """Draw the last state."""
         self._view.close()
+
+
+def build_progress(out: TextIO, where: GetPosition, *, before_start: Callable[[], None]) -> LogSink:
+    """Return an output that is redrawn for a notebook, else the progress of `build_train_progress`."""
+    if not is_notebook() or out is not sys.stdout:
+        return build_train_progress(out, where, before_start=before_start)
+    progress = NotebookProgress(open_view(), where)
+    progress.before_start = before_start
+    return progress

@@ -71,8 +71,8 @@ def train(
 
                 given = name if isinstance(recipe, str | Path) else recipe
                 parts = patch.assignments[: len(patch.assignments) - len(overrides)]
-                words = [*(f"{path}={value}" for path, value in parts), *overrides]
-                return train_on_ranks(num_ranks, given, words, loaded, rundir, resume=resume)
+                assignments = [*(f"{path}={value}" for path, value in parts), *overrides]
+                return train_on_ranks(num_ranks, given, assignments, loaded, rundir, resume=resume)
             with Interrupts() as interrupts:
                 request = TrainRequest(started_s, ("python", *sys.argv), sys.stdout, resume)
                 result = run_rank(loaded, world, rundir, interrupts, request)

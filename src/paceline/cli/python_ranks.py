@@ -15,6 +15,7 @@ from typing import Any, Final
 from paceline.cli.notebook import NotebookView, is_notebook, open_view
 from paceline.cli.ranks import COMMAND_VARIABLE, launch_verb
 from paceline.core.errors import CheckpointError, NonFiniteLossError, PacelineError, RecipeError
+from paceline.core.files import write_new
 from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir, read_lines
@@ -99,7 +100,7 @@ def _write_recipe(recipe: str | Path | Recipe | Mapping[str, Any], folder: Path)
     if isinstance(base, str) and Path(base).expanduser().exists():  # a file extends another from its own folder
         values["extends"] = str(Path(base).expanduser().resolve())
     path = folder / "script.yaml"  # as a recipe of this process is named
-    path.write_text(to_yaml_text(values), encoding="utf-8")
+    write_new(path, to_yaml_text(values))
     return str(path)
 
 

@@ -1,7 +1,6 @@
 """Progress of a training run: a live bar on a terminal, plain lines elsewhere."""
 
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -247,20 +246,12 @@ class _Bar(Progress):
 def build_train_progress(
     out: TextIO, where: GetPosition | None = None, *, before_start: Callable[[], None] = lambda: None
 ) -> LogSink:
-    """Return a live bar for a terminal, an output that is redrawn in a notebook, else plain lines.
-
-    `where` returns the position of the run.
+    """Return a live bar for a terminal, else plain lines; `where` returns the position of the run.
 
     `before_start` is called before the plan is printed.
     """
-    from paceline.cli.notebook import NotebookProgress, is_notebook, open_view
-
-    progress: TrainProgress
-    if is_notebook() and out is sys.stdout:
-        progress = NotebookProgress(open_view(), where)
-    else:
-        console = Console(file=out, markup=False, emoji=False, highlight=False)
-        progress = LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
+    console = Console(file=out, markup=False, emoji=False, highlight=False)
+    progress = LiveProgress(console, where) if console.is_terminal else PlainProgress(out, where)
     progress.before_start = before_start
     return progress
 

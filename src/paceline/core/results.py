@@ -14,7 +14,7 @@ from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.json_file import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
-from paceline.core.units import count, milliseconds, number, per_second, seconds, size
+from paceline.core.units import accuracy, count, milliseconds, number, per_second, seconds, size
 
 SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "patience_reached", "time_reached", "preempted", "failed"]
@@ -249,6 +249,11 @@ class EvalResult(ResultModel):
         values = self.model_dump(mode=mode)
         metrics = values.pop("metrics")
         return values | (metrics or {})
+
+
+def describe_accuracy(result: EvalResult) -> str:
+    """Return `top-1 97.22 %`, or the loss with several labels per image."""
+    return f"loss {result.loss:.4f}" if math.isnan(result.top1) else f"top-1 {accuracy(result.top1)}"
 
 
 class Finding(ResultModel):
@@ -591,7 +596,7 @@ class RunResult(ResultModel):
     wait. `health` has the findings, the worst first (None on other ranks). `verdict` has `bottleneck`, `evidence`,
     `ceiling` and `try`. `provenance` records hardware, versions and how the run was started; in a batch job also
     `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `energy` is None with `measure.telemetry=off`, and
-    `cost`, rank-hours of all processes times `log.price_per_hour`, without a price. `run_dir` is set by
+    `cost`, rank-hours of all processes times `log.price_per_hour` in its currency, without a price. `run_dir` is set by
     `paceline.train`. Other fields are None in results from before they were recorded.
     """
 
@@ -667,12 +672,10 @@ class RunResult(ResultModel):
         """Return a table for a notebook, with a link to the report."""
         from html import escape
 
-        from paceline.core.metric import describe_result
-
         last = self.ema or self.eval
         rows = {
             "status": self.how_it_ended(),
-            "last evaluation": describe_result(last) if last is not None else "none",
+            "last evaluation": "none" if last is None else describe_accuracy(last),
             "images/s": per_second(self.throughput.images_per_s) if self.throughput.n else "not measured",
             "time": seconds(self.time.wall_s),
             "run directory": str(self.run_dir or ""),

@@ -1,6 +1,5 @@
 """Draw over images what the model looks at for a class, for reports and `paceline predict --explain`."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +17,7 @@ from paceline.data.loaders.reader import ImageReader
 from paceline.data.resize import StretchResizer, build_eval_resizer
 from paceline.data.timing import BatchTimer
 from paceline.data.transfer import DeviceTransfer
+from paceline.measure.timer import now_s
 from paceline.models.grad_cam import FeatureGrid, choose_layer, grad_cam, occlusion_maps
 from paceline.recipe.schema.data import Data
 from paceline.training.precision import Precision
@@ -106,7 +106,7 @@ class MistakeExplainer:
     data: Data
     image_size: int
     limit_s: float = TIME_LIMIT_S
-    now: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = now_s
 
     def __call__(self, mistakes: Sequence[MisclassifiedImage]) -> Iterator[tuple[int, Overlays]]:
         """Yield the index of each image with its overlays, until the time is up."""

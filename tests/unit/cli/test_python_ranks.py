@@ -30,7 +30,8 @@ def test_a_recipe_of_values_is_written_as_it_is_loaded_here(tmp_path: Path, monk
     file = _write_recipe({"extends": "base.yaml", "optim": {"lr": 0.3}}, tmp_path / "out")
     loaded = load(file)
     assert (loaded.recipe.seed, loaded.recipe.optim.lr, loaded.name) == (4, 0.3, "script")
-    again = load(_write_recipe(loaded.recipe, tmp_path / "out")).recipe
+    (tmp_path / "again").mkdir()
+    again = load(_write_recipe(loaded.recipe, tmp_path / "again")).recipe
     assert again == loaded.recipe and yaml.safe_load(Path(file).read_text())
     assert _write_recipe("digits", tmp_path / "out") == "digits"
 
