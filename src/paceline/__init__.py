@@ -29,6 +29,7 @@ def train(
     model: str | Callable[..., Any] | None = None,
     source: str | Callable[..., Any] | None = None,
     run_dir: str | Path | None = None,
+    ranks: int | str | None = None,
     resume: bool = False,
     trust_code: bool = False,
 ) -> "RunResult":
@@ -46,10 +47,15 @@ def train(
     Code that the arguments name, in a mapping or a `Recipe` too, needs no consent.
 
     `run_dir` is the directory to write (default: `runs/RECIPE-TIME`), which the result repeats as `run_dir`. With
-    `resume`, training continues from its newest checkpoint. One process is one rank: a script that torchrun or srun
-    starts several times trains in all of them, and each gets the same result. Raise
-    `paceline.core.errors.PacelineError` for errors that a user can fix.
+    `resume`, training continues from its newest checkpoint.
+
+    `ranks` is the number of processes to start on this machine, as `paceline train --ranks` does, or `auto` for one per
+    GPU. They import `model` and `source` themselves, so these must be in a module, or in a script that calls `train`
+    below `if __name__ == "__main__":`. An interrupt stops them with a checkpoint. Without `ranks`, this process is one
+    rank: a script that torchrun or srun starts several times trains in all of them, and each gets the same result.
+
+    Raise `paceline.core.errors.PacelineError` for errors that a user can fix, and for what a started rank failed by.
     """
     # Not an import statement: modules all over the package import `__version__` from here, which would be a cycle.
     work: Callable[..., RunResult] = import_module("paceline.cli.python_api").train
-    return work(recipe, overrides, model, source, run_dir, resume=resume, trust_code=trust_code)
+    return work(recipe, overrides, model, source, run_dir, ranks=ranks, resume=resume, trust_code=trust_code)

@@ -25,6 +25,7 @@ UNIT_IN_WORDS = re.compile(
 )
 # Numbers that have none, or are what the field's word for them says: shares from 0 to 1, and a loss in nats.
 WITHOUT_UNIT = {
+    "cost",  # in the currency of a price
     "loss",
     "lr",
     "peak_lr",

@@ -8,6 +8,7 @@ MODULE = "core/files.py"
 MAY_WRITE = {
     "data/sources/download.py": "a scratch folder of tempfile's, in which torchvision writes",
     "cli/data_bench.py": "a scratch folder of tempfile's",
+    "cli/python_ranks.py": "a scratch folder of tempfile's",
     "inference/export.py": "a scratch folder of tempfile's",
     "lab/doctor/host.py": "a probe without a name",
     "training/outputs.py": "a probe without a name",

@@ -213,6 +213,22 @@ class PredictOptions:
             "Requires paceline probe RUN.",
         ),
     ] = None
+    explain: Annotated[
+        Path | None,
+        _folder_option(
+            help="New folder for a page, and images, of what the model looks at for its first class, for the first "
+            "100 images.",
+            show_default=False,
+        ),
+    ] = None
+    layer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Layer for Grad-CAM with --explain, as named by PyTorch, such as layer3.",
+            show_default="the last with a grid of features; for tokens, parts of the image are covered instead",
+        ),
+    ] = "auto"
     trust_code: TrustCode = False
     as_json: AsJson = False
 

@@ -5,7 +5,7 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,7 +21,8 @@ from paceline.data.files import printable
 from paceline.inference.images import UnreadableImage
 
 if TYPE_CHECKING:
-    from paceline.inference.predict import Guess, Prediction
+    from paceline.inference.classifier import Classifier
+    from paceline.inference.predict import Guess, InputImage, Prediction
 
 ShowImage = Callable[["Prediction | UnreadableImage"], None]
 _DIGITS = 6
@@ -67,10 +68,12 @@ def predict(options: PredictOptions) -> int:
         contextlib.closing(
             read_images(classifier, paths, threads=rank_cores(world), num_ahead=2 * options.batch_size)
         ) as pictures,
+        _explaining(options, classifier, pictures) as (images, explain),
     ):
-        for each in predicted(classifier, pictures, batch_size=options.batch_size, top=top, rejector=rejector):
+        for each in predicted(classifier, images, batch_size=options.batch_size, top=top, rejector=rejector):
             num_unread += isinstance(each, UnreadableImage)
             show(each)
+            explain(each)
     return _SOME_UNREAD_CODE if num_unread else 0
 
 
@@ -87,6 +90,17 @@ def _parse_rate(text: str) -> float:
     return rate
 
 
+def _explaining(
+    options: PredictOptions, classifier: "Classifier", images: Iterable["InputImage | UnreadableImage"]
+) -> contextlib.AbstractContextManager["tuple[Iterable[InputImage | UnreadableImage], ShowImage]"]:
+    """Return a context that yields `images` and a function for each result, which explains it if `--explain` is set."""
+    if options.explain is None:
+        return contextlib.nullcontext((images, lambda each: None))
+    from paceline.cli.explain import explain_predictions
+
+    return explain_predictions(classifier, images, options.explain.expanduser(), options.layer)
+
+
 def _open_stdin() -> BinaryIO:
     if sys.stdin is None:
         raise RecipeError("-: reads paths from stdin, which is closed (name files or folders)")
@@ -96,6 +110,8 @@ def _open_stdin() -> BinaryIO:
 def _check_options(options: PredictOptions) -> None:
     if not options.images:
         raise RecipeError("predict: no image was named (name files or folders, or - for paths on stdin)")
+    if options.layer != "auto" and options.explain is None:
+        raise RecipeError(f"--layer: {options.layer} has no effect without --explain (add --explain FOLDER)")
     if options.format not in FORMATS:
         hint = suggest_similar(options.format, FORMATS)
         raise RecipeError(f"--format: {options.format!r} is not known{hint} (use {', '.join(FORMATS)})")

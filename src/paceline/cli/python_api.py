@@ -1,4 +1,4 @@
-"""`paceline.train` for scripts and notebooks: train in this process as one rank."""
+"""`paceline.train` for scripts and notebooks: train in this process as one rank, or in processes of its own."""
 
 import contextlib
 import re
@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.cli.ranks import enter_world
+from paceline.cli.ranks import enter_world, ranks_to_start
 from paceline.cli.train import TrainRequest, choose_rundir, find_run_to_resume, run_rank
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError
 from paceline.core.results import RunResult
 from paceline.models.weights_recipe import with_run_defaults, with_weights_defaults
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load_any
+from paceline.recipe.plan import divide_batch, resolve_batch
 from paceline.recipe.plugins import path_of
 from paceline.recipe.schema import Recipe
 
@@ -25,6 +26,7 @@ _ARGUMENT_NAMES: Final = {
     r"write paceline train RUN --resume\b": "give the run in place of the recipe",
     r"(?<![\w/-])--resume\b": "resume=True",
     r"(?<![\w/-])--run-dir\b": "run_dir",
+    r"(?<![\w/-])--ranks\b": "ranks",
 }
 """Options of `paceline train` in messages, and the arguments to name instead."""
 
@@ -36,21 +38,41 @@ def train(
     source: Component,
     run_dir: str | Path | None,
     *,
+    ranks: int | str | None = None,
     resume: bool,
     trust_code: bool = False,
 ) -> RunResult:
-    """Train as one rank of the world that the environment describes; return the result, equal on every rank."""
+    """Train as one rank of the world that the environment describes; return the result, equal on every rank.
+
+    With `ranks`, start that many processes instead.
+    """
     from paceline.cli.tables import print_run_dir
     from paceline.core.interrupts import Interrupts
 
     started_s = time.perf_counter()
     with translate_option_names():
         folder = None if run_dir is None else Path(run_dir)
-        name, loaded = _load_recipe(recipe, _build_patch(overrides, model, source), folder, resume=resume)
+        patch = _build_patch(overrides, model, source)
+        name, loaded = _load_recipe(recipe, patch, folder, resume=resume)
         require_consent(loaded, trust_code=trust_code)
         world = enter_world()
+        if world.launcher == "local":
+            raise RecipeError(
+                "train: was called while a rank imports this script (put the call below if __name__ == '__main__':)"
+            )
+        num_ranks = 1 if ranks is None else ranks_to_start(str(ranks), world, loaded.recipe.parallel)
+        is_launcher = num_ranks > 1 and world.launcher == "single"
+        if is_launcher:
+            divide_batch(resolve_batch(loaded.recipe, num_ranks), num_ranks)
         rundir = choose_rundir(name, loaded, folder, world, resume=resume)
         try:
+            if is_launcher:
+                from paceline.cli.python_ranks import train_on_ranks
+
+                given = name if isinstance(recipe, str | Path) else recipe
+                parts = patch.assignments[: len(patch.assignments) - len(overrides)]
+                assignments = [*(f"{path}={value}" for path, value in parts), *overrides]
+                return train_on_ranks(num_ranks, given, assignments, loaded, rundir, resume=resume)
             with Interrupts() as interrupts:
                 request = TrainRequest(started_s, ("python", *sys.argv), sys.stdout, resume)
                 result = run_rank(loaded, world, rundir, interrupts, request)

@@ -19,12 +19,12 @@ from paceline.core.units import count
 from paceline.core.world import World
 from paceline.lab.process import ProcessStarter, start_process
 from paceline.parallel.environ import count_gpus, end_with_launcher, is_one_node, world_from_environ
-from paceline.parallel.launch import PREEMPTED, launch
+from paceline.parallel.launch import PREEMPTED, LaunchResult, RankStreams, inherit_streams, launch
 from paceline.parallel.network_interface import interface_to
 from paceline.recipe.schema.train import Parallel
 
 _LOOPBACK = "lo"
-_COMMAND: Final = "PACELINE_COMMAND"  # a JSON list: the command line that started the ranks, as typed
+COMMAND_VARIABLE: Final = "PACELINE_COMMAND"  # a JSON list: the command line that started the ranks, as typed
 _KILLED_CODE = 128 + signal.SIGKILL
 _OOM_MESSAGE = (
     "out of memory, by the limit of its control group or of the machine (set train.accumulate=auto, lower data.workers,"
@@ -105,15 +105,10 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
     preemption.
     """
     verb, *args = sys.argv[1:]
-    environ = {**os.environ, _COMMAND: json.dumps(["paceline", verb, *args])}
+    environ = {**os.environ, COMMAND_VARIABLE: json.dumps(["paceline", verb, *args])}
     for attempt in range(max_restarts + 1):
         resume = ["--resume"] if attempt and "--resume" not in args else []
-        # -P: do not import modules from the current folder, which may hold data.
-        command = [sys.executable, "-P", "-m", "paceline", verb, *extra, *resume, *args]
-        oom_before = oom_kills()
-        ended = launch(command, ranks, environ, port=port, grace_s=grace_s, attempt=attempt)
-        if ended.code == _KILLED_CODE and ended.was_lost and oom_kills() > oom_before:
-            ended = replace(ended, sentence=f"{ended.sentence}: {_OOM_MESSAGE}")
+        ended = launch_verb([verb, *extra, *resume, *args], ranks, environ, port=port, grace_s=grace_s, attempt=attempt)
         if not ended.was_lost or attempt == max_restarts:
             break
         cause = ended.sentence or "a rank failed, so all ranks were stopped"
@@ -125,12 +120,32 @@ def start_ranks(ranks: int, port: int, extra: list[str], *, grace_s: float = 60.
     return ended.code
 
 
+def launch_verb(
+    args: Sequence[str],
+    ranks: int,
+    environ: Mapping[str, str],
+    *,
+    port: int = 0,
+    grace_s: float = 60.0,
+    attempt: int = 0,
+    streams: RankStreams = inherit_streams,
+) -> LaunchResult:
+    """Run `paceline` with `args` as `ranks` processes, as `launch` does; say so if one was killed for its memory."""
+    # -P: do not import modules from the current folder, which may hold data.
+    command = [sys.executable, "-P", "-m", "paceline", *args]
+    oom_before = oom_kills()
+    ended = launch(command, ranks, environ, port=port, grace_s=grace_s, attempt=attempt, streams=streams)
+    if ended.code == _KILLED_CODE and ended.was_lost and oom_kills() > oom_before:
+        return replace(ended, sentence=f"{ended.sentence}: {_OOM_MESSAGE}")
+    return ended
+
+
 def typed_command(world: World) -> tuple[str, ...]:
     """Return the command line as the user typed it, also on a rank that `start_ranks` started."""
     typed = None
     if world.launcher == "local":
         with contextlib.suppress(ValueError):
-            typed = json.loads(os.environ.get(_COMMAND, ""))
+            typed = json.loads(os.environ.get(COMMAND_VARIABLE, ""))
     return tuple(map(str, typed)) if isinstance(typed, list) else ("paceline", *sys.argv[1:])
 
 

@@ -204,8 +204,8 @@ def _run_rank(
     request: TrainRequest,
     notes: WaitNotes,
 ) -> RunResult:
+    from paceline.cli.notebook import build_progress
     from paceline.cli.report import try_write_report
-    from paceline.cli.train_progress import build_train_progress
     from paceline.parallel.launch import flight_recorder_environ
     from paceline.training.process import Invocation, ProgressReporter
     from paceline.training.resume import read_final_result
@@ -222,7 +222,7 @@ def _run_rank(
     was_complete = request.resume and was_ended
     position = ProgressReporter()
     notes.follow(lambda: position.doing)
-    listeners = [build_train_progress(request.out, position, before_start=notes.close)] if world.is_main else []
+    listeners = [build_progress(request.out, position, before_start=notes.close)] if world.is_main else []
     invocation = Invocation(
         request.started_s,
         request.command,

@@ -43,6 +43,11 @@ class TrainProgress(LogSink):
         """The run's estimator; one of its own, which counts no pauses, before the run has one."""
         return self.get_estimator() or self._own_pace
 
+    def follow(self, position: ProgressReporter) -> None:
+        """Use the estimator of the run at `position`, and print its estimate."""
+        self.get_estimator = lambda: position.estimator
+        position.on_estimate = self.estimated
+
     def _update(self, step: int) -> None:
         # The run itself updates its estimator.
         if self._own_pace is not None:
@@ -232,8 +237,7 @@ def build_train_progress(
     progress = LiveProgress(console, position) if console.is_terminal else PlainProgress(out, position)
     progress.before_start = before_start
     if position is not None:
-        progress.get_estimator = lambda: position.estimator
-        position.on_estimate = progress.estimated
+        progress.follow(position)
     return progress
 
 

@@ -14,7 +14,7 @@ from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.json_file import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
-from paceline.core.units import count, milliseconds, number, size
+from paceline.core.units import accuracy, count, milliseconds, number, per_second, seconds, size
 
 SCHEMA_VERSION = 3
 Status = Literal["completed", "target_reached", "patience_reached", "time_reached", "diverged", "preempted", "failed"]
@@ -249,6 +249,11 @@ class EvalResult(ResultModel):
         values = self.model_dump(mode=mode)
         metrics = values.pop("metrics")
         return values | (metrics or {})
+
+
+def describe_accuracy(result: EvalResult) -> str:
+    """Return `top-1 97.22 %`, or the loss with several labels per image."""
+    return f"loss {result.loss:.4f}" if math.isnan(result.top1) else f"top-1 {accuracy(result.top1)}"
 
 
 class Finding(ResultModel):
@@ -601,6 +606,28 @@ class EstimateResult(ResultModel):
         return self.model_copy(update={"actual_s": actual_s, "error": error})
 
 
+class EnergyResult(ResultModel):
+    """Energy in kWh over all nodes and processes of a run, from the start of training to its end; None: not measured.
+
+    `gpu_kwh` is of the GPUs that the ranks use, `cpu_kwh` of all CPU packages of their nodes and, where it is counted
+    apart, their memory: including idle power and other programs. Nothing is estimated. `images_per_kwh` is the images
+    trained on per kWh of all that was measured. `source` names the counters, `missing` says by `gpu` or `cpu` why there
+    is none.
+    """
+
+    gpu_kwh: float | None
+    cpu_kwh: float | None
+    images_per_kwh: float | None
+    source: str
+    missing: dict[str, str]
+
+    @property
+    def kwh(self) -> float | None:
+        """The sum of all that was measured; None if nothing was."""
+        known = [each for each in (self.gpu_kwh, self.cpu_kwh) if each is not None]
+        return sum(known) if known else None
+
+
 class RunResult(ResultModel):
     """The result of a run.
 
@@ -616,8 +643,9 @@ class RunResult(ResultModel):
     `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `estimate` is the time that the run predicted for
     itself, compared with the truth; None for a run that was too short, resumed or ended before its last step, whose
     planned rest was never run. `forecast` is the time of the whole training as known at the end of a run that
-    `train.max_time` ended. `run_dir` is set by `paceline.train`. Other fields are None in results from before they were
-    recorded.
+    `train.max_time` ended. `energy` is None with `measure.telemetry=off`, and `cost`, rank-hours of all processes times
+    `log.price_per_hour` in its currency, without a price. `run_dir` is set by `paceline.train`. Other fields are None
+    in results from before they were recorded.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -656,6 +684,8 @@ class RunResult(ResultModel):
     ranks: tuple[RankResult, ...] = ()
     straggler: StragglerResult | None = None
     health: tuple[Finding, ...] | None = None
+    energy: EnergyResult | None = None
+    cost: float | None = None
     verdict: dict[str, str]
     lr: str
     weights_sha256: str
@@ -687,6 +717,25 @@ class RunResult(ResultModel):
             case "failed":
                 return f"failed: the weights of the last step, {self.steps:,}, could not be saved"
         return self.status.replace("_", " ")
+
+    def _repr_html_(self) -> str:
+        """Return a table for a notebook, with a link to the report."""
+        from html import escape
+
+        last = self.ema or self.eval
+        rows = {
+            "status": self.how_it_ended(),
+            "last evaluation": "none" if last is None else describe_accuracy(last),
+            "images/s": per_second(self.throughput.images_per_s) if self.throughput.n else "not measured",
+            "time": seconds(self.time.wall_s),
+            "run directory": str(self.run_dir or ""),
+        }
+        cells = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items() if text)
+        report = self.run_dir / "report.html" if self.run_dir is not None else None
+        if report is not None and report.is_file():
+            link = escape(report.resolve().as_uri())
+            cells += f'<tr><th>report</th><td><a href="{link}">{escape(str(report))}</a></td></tr>'
+        return f"<table>{cells}</table>"
 
     def of(self, run_dir: Path) -> Self:
         """Return this result with its `run_dir`."""

@@ -263,6 +263,10 @@ class RunDir:
         """Return the telemetry file of a node, one JSON line per sample."""
         return self.path / f"telemetry.node{node}.jsonl"
 
+    def all_telemetry(self) -> list[Path]:
+        """Return the telemetry files of all nodes."""
+        return sorted(self.path.glob("telemetry.node*.jsonl"))
+
     def stacks(self, rank: int) -> Path:
         """Return the file with the thread stacks of a hanging rank."""
         return self.path / f"stacks.rank{rank}.txt"

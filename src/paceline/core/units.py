@@ -150,6 +150,11 @@ def size(num_bytes: float) -> str:
     return f"{number(num_bytes / unit_bytes)} {unit}"
 
 
+def energy(kwh: float) -> str:
+    """Return `1.21 kWh`, or below 1 kWh `93.7 Wh`."""
+    return f"{number(kwh)} kWh" if kwh >= 1 else f"{number(1000 * kwh)} Wh"
+
+
 def byte_unit(num_bytes: float) -> tuple[str, float]:
     """Return the decimal unit for an amount of bytes, and its size in bytes; at least kB."""
     scales = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))

@@ -5,7 +5,7 @@ import stat
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -90,10 +90,11 @@ def _read_content(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Guess:
-    """A class and its predicted probability (0 to 1, float32 precision)."""
+    """A class, its predicted probability (0 to 1, float32 precision), and its position among the logits."""
 
     name: str
     probability: float
+    index: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,8 @@ def rank_classes(
     is_shown = probabilities.float() > (-1 if threshold is None else threshold)
     rows = zip(best.tolist(), probabilities.tolist(), is_shown.tolist(), strict=True)
     return [
-        tuple(Guess(classes[number], share) for number, share, shown in zip(*row, strict=True) if shown) for row in rows
+        tuple(Guess(classes[number], share, number) for number, share, shown in zip(*row, strict=True) if shown)
+        for row in rows
     ]
 
 

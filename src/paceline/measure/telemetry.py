@@ -4,13 +4,16 @@ import contextlib
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, final
 
 from paceline.core.host import CgroupLimits, find_limits
 from paceline.core.process import cpu_ticks, descendants
 from paceline.core.units import Duration
+from paceline.measure.energy import EnergyMeter, Kind, find_gpu_counters, find_rapl_counters
 from paceline.measure.throughput import unix_s
 from paceline.measure.timer import now_s
 
@@ -24,6 +27,9 @@ LAST_SAMPLE_S: Final = 2.0
 """Time limit for the last sample at the end of a run: a driver whose GPU is lost may never return."""
 _MIN_INTERVAL_S: Final = 0.5
 """Minimum seconds between the last two samples; rates over less are noise."""
+_ENERGY_INTERVAL_S: Final = 120.0
+"""Maximum seconds between two readings of energy counters. One of 32 bits passes its limit of 65 kJ after three minutes
+at 360 W, and usual ones of 262 kJ after twelve."""
 WriteRow = Callable[[dict[str, Any]], None]
 """Write a row: `unix_s`, the values of `NodeSampler.sample`, and in `gpus` the rows of `NvmlSampler.sample`."""
 
@@ -58,6 +64,12 @@ class NvmlSampler:
         """Return a row per GPU; `utilisation` is the share of up to a second in which any kernel ran, 0 to 1."""
         return [self._row(index, handle) for index, handle in self._handles.items()]
 
+    def energy_readers(self) -> dict[int, Callable[[], int]]:
+        """Return functions that read the millijoules since the driver was loaded, by `gpu_id` of the GPU."""
+        uuids = {handle: _read_or_none(self._nvml.nvmlDeviceGetUUID, handle) for handle in self._handles.values()}
+        read = self._nvml.nvmlDeviceGetTotalEnergyConsumption
+        return {gpu_id(uuid): partial(read, handle) for handle, uuid in uuids.items() if isinstance(uuid, str)}
+
     def close(self) -> None:
         """Release the library."""
         _read_or_none(self._nvml.nvmlShutdown)
@@ -78,6 +90,11 @@ class NvmlSampler:
             "temperature_c": _read_or_none(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
         }
         return {name: value for name, value in row.items() if value is not None}
+
+
+def gpu_id(uuid: str) -> int:
+    """Return a number for a GPU's UUID, which torch writes without the `GPU-` of NVML."""
+    return zlib.crc32(uuid.removeprefix("GPU-").lower().encode())
 
 
 def build_gpu_sampler(
@@ -235,7 +252,8 @@ class NodeTelemetry:
 
     The interval doubles after each `SAMPLES_PER_DOUBLING` samples, counting `samples_before` of earlier processes. Rows
     that cannot be written give one `warn`, from the sampling thread. The end of the context takes a last sample, and
-    waits up to `last_sample_s` seconds for it. `missing` is what is not sampled though requested, and why.
+    waits up to `last_sample_s` seconds for it. `missing` is what is not sampled though requested, and why. `energy` is
+    counted from the start of this object.
     """
 
     def __init__(
@@ -247,11 +265,12 @@ class NodeTelemetry:
         warn: Callable[[str], None],
         *,
         missing: str = "",
+        energy: EnergyMeter | None = None,
         samples_before: int = 0,
         now: Callable[[], float] = now_s,
         last_sample_s: float = LAST_SAMPLE_S,
     ) -> None:
-        self.missing = missing
+        self.missing, self.energy = missing, energy or EnergyMeter()
         self._node, self._gpus, self._every_s, self._write, self._warn = node, gpus, every_s, write, warn
         self._now, self._last_sample_s = now, last_sample_s
         self._num_samples = samples_before
@@ -271,16 +290,26 @@ class NodeTelemetry:
     def _run(self) -> None:
         with contextlib.closing(self._gpus) if self._gpus else contextlib.nullcontext():
             sampled_s = self._now()
-            while not self._closes.wait(sample_interval_s(self._every_s, self._num_samples)):
+            while not self._wait(sample_interval_s(self._every_s, self._num_samples)):
                 sampled_s = self._now()
                 self._write_sample()
             # A last sample at the end, so that a run shorter than the interval has one.
             if self._now() - sampled_s >= _MIN_INTERVAL_S:
                 self._write_sample()
 
+    def _wait(self, interval_s: float) -> bool:
+        """Wait for the next sample, and return whether there is none; read energy counters meanwhile."""
+        while interval_s > _ENERGY_INTERVAL_S:
+            if self._closes.wait(_ENERGY_INTERVAL_S):
+                return True
+            self.energy.update()
+            interval_s -= _ENERGY_INTERVAL_S
+        return self._closes.wait(interval_s)
+
     def _write_sample(self) -> None:
         self._num_samples += 1
-        row = {"unix_s": round(unix_s(), 3), **self._node.sample(), "gpus": self._gpus.sample() if self._gpus else []}
+        sampled = {**self._node.sample(), **self.energy.sample()}
+        row = {"unix_s": round(unix_s(), 3), **sampled, "gpus": self._gpus.sample() if self._gpus else []}
         try:
             self._write(row)
         except OSError as error:
@@ -302,16 +331,31 @@ def build_telemetry(
     *,
     ranks: Sequence[int] = (),
     gpus: Sequence[int] | Literal["all"] = "all",
+    used_gpus: Collection[int] = (),
+    energy_before_j: Mapping[Kind, float] | None = None,
     samples_before: int = 0,
+    sys: Path = SYS,
     load: Callable[[str], Any] = importlib.import_module,
 ) -> NodeTelemetry | None:
     """Return the telemetry of this node, None if `measure.telemetry` is off.
 
     `ranks` are the process ids of the run's ranks on this node (none: this process), `gpus` NVML's indices of the GPUs
-    to sample; `samples_before` counts rows that earlier processes of the run wrote. `load` imports a module by name.
+    to sample, `used_gpus` the `gpu_id` of those that the ranks use, of which energy is counted. `energy_before_j` and
+    `samples_before` are of rows that earlier processes of the run wrote. `load` imports a module by name.
     """
     if every == "off":
         return None
     gpu_sampler, missing = build_gpu_sampler(gpus, load)
     node = NodeSampler(load("psutil"), ranks or (os.getpid(),), find_limits(), now_s)
-    return NodeTelemetry(node, gpu_sampler, every.seconds, write, warn, missing=missing, samples_before=samples_before)
+    energy = _build_energy_meter(gpu_sampler, missing, used_gpus, energy_before_j, sys)
+    return NodeTelemetry(
+        node, gpu_sampler, every.seconds, write, warn, missing=missing, energy=energy, samples_before=samples_before
+    )
+
+
+def _build_energy_meter(
+    gpus: NvmlSampler | None, no_gpus: str, used: Collection[int], before_j: Mapping[Kind, float] | None, sys: Path
+) -> EnergyMeter:
+    of_gpus, no_gpu = find_gpu_counters(gpus.energy_readers(), used) if gpus and used else ([], no_gpus)
+    of_cpus, no_cpu = find_rapl_counters(sys)
+    return EnergyMeter([*of_gpus, *of_cpus], {"gpu": no_gpu, "cpu": no_cpu}, before_j)

@@ -6,8 +6,9 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -33,6 +34,14 @@ _HINTS: Final[Mapping[int, str]] = {
 """Fixes for signals that a rank has raised itself."""
 
 Processes = list["subprocess.Popen[bytes]"]
+Streams = tuple[int | None, int | None]
+"""Descriptors for stdout and stderr; None is this process's own."""
+RankStreams = Callable[[int], Streams]
+
+
+def inherit_streams(rank: int) -> Streams:
+    """Let `rank` print where this process does."""
+    return None, None
 
 
 @dataclass(frozen=True)
@@ -55,11 +64,13 @@ def launch(
     port: int = 0,
     grace_s: float = 60.0,
     attempt: int = 0,
+    streams: RankStreams = inherit_streams,
 ) -> LaunchResult:
     """Run `command` as `ranks` processes that read their rank from the environment; return how they ended.
 
     Port 0 lets the system choose. Stop signals are forwarded; `grace_s` seconds later, or at a second SIGINT, remaining
-    ranks are killed. `attempt` counts earlier starts. Raise `WorldError` if `port` is taken.
+    ranks are killed. `attempt` counts earlier starts, `streams` are stdout and stderr by rank. Raise `WorldError` if
+    `port` is taken.
     """
     processes: Processes = []
     with _listen(port) as listener, _recording_signals() as signals:
@@ -68,7 +79,7 @@ def launch(
                 # No rank can have trained yet, so a signal now ends all that were started.
                 if signals.pending:
                     return _stopped_before_start(signals.first, rank, ranks)
-                processes.append(_start(command, rank, ranks, listener, environ, attempt))
+                processes.append(_start(command, rank, ranks, listener, environ, attempt, streams(rank)))
             # Rank 0 inherited the open socket, so that no other program takes the port meanwhile. Closed in this
             # process: once rank 0 is gone, connections must be refused.
             listener.close()
@@ -91,7 +102,13 @@ def _listen(port: int) -> socket.socket:
 
 
 def _start(
-    command: Sequence[str], rank: int, ranks: int, listener: socket.socket, environ: Mapping[str, str], attempt: int
+    command: Sequence[str],
+    rank: int,
+    ranks: int,
+    listener: socket.socket,
+    environ: Mapping[str, str],
+    attempt: int,
+    streams: Streams,
 ) -> "subprocess.Popen[bytes]":
     is_main = rank == 0
     world = World(
@@ -110,6 +127,8 @@ def _start(
         env=rank_environ(environ, world),
         pass_fds=(listener.fileno(),) if is_main else (),
         stdin=subprocess.DEVNULL,
+        stdout=streams[0],
+        stderr=streams[1],
         start_new_session=True,  # a Ctrl-C reaches the ranks once, through us
     )
 
@@ -138,8 +157,14 @@ class _Signals:
 
 @contextlib.contextmanager
 def _recording_signals() -> Iterator[_Signals]:
-    """Record stop signals, except those ignored from the start, such as SIGHUP under `nohup`."""
+    """Record stop signals, except those ignored from the start, such as SIGHUP under `nohup`.
+
+    Only the main thread may record any.
+    """
     signals = _Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
     before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
     recorded = [(number, handler) for number, handler in before if handler not in (signal.SIG_IGN, None)]
     for number, _ in recorded:

@@ -171,7 +171,7 @@ class RunOutcome(ResultModel):
     evaluation that reached the target, the last of the required number in a row: seconds since the first step with
     evaluations and checkpoints, epochs and images; None if it was not reached. `images_per_s` is the steady throughput,
     and `gpu_hours` ranks times the hours of all processes; both are None for an unfinished run, whose `status` is
-    `unfinished`.
+    `unfinished`. `energy_kwh` and `cost` are those that the run has recorded.
     """
 
     path: str
@@ -185,6 +185,8 @@ class RunOutcome(ResultModel):
     to_target_images: float | None = None
     images_per_s: MeasuredFloat | None = None
     gpu_hours: float | None = None
+    energy_kwh: float | None = None
+    cost: float | None = None
 
 
 class GroupResult(ResultModel):
@@ -224,6 +226,8 @@ class GroupResult(ResultModel):
     statistical: Interval | None = None
     pace_by: SpeedCause | None = None
     gpu_hours: Interval | None = None
+    energy_kwh: Interval | None = None
+    cost: Interval | None = None
 
 
 class CompareResult(ResultModel):

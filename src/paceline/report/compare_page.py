@@ -54,6 +54,8 @@ _GROUP_COLUMNS: Final = (
     Column("loss", "loss", cells.loss_cell),
     Column("gap", "against the first", cells.as_is),
     Column("images_per_s", "images/s", cells.rate_cell),
+    Column("energy_kwh", "kWh", cells.number_cell),
+    Column("cost", "cost", cells.number_cell),
 )
 _RUN_COLUMNS: Final = (
     Column("path", "run"),
@@ -252,7 +254,7 @@ def _group_tables(result: CompareResult, hours: str) -> Iterator[Block]:
     else:
         yield cells.missing_paragraph("No run was evaluated: there is no target to reach.")
     title = f"{_capitalize(metric_label(result.metric))} at the end{_describe_order(result)}"
-    yield rows.table("group accuracy best loss gap images_per_s gpu_hours", title=title)
+    yield rows.table("group accuracy best loss gap images_per_s gpu_hours energy_kwh cost", title=title)
 
 
 def _accuracy_label(metric: str) -> str:

@@ -24,7 +24,9 @@ from paceline.report.settings import find_differing_settings, format_setting, na
 DEFAULT_MEASURE: Final = "speedup"
 _MEASURES: Final = (DEFAULT_MEASURE, "gap", "images_per_s")
 # Means whose ratio is the ratio of the groups.
-_GEOMETRIC_MEANS: Final = ("images_per_s", "to_target_s", "to_target_epochs", "to_target_images", "gpu_hours")
+_GEOMETRIC_MEANS: Final = (
+    "images_per_s", "to_target_s", "to_target_epochs", "to_target_images", "gpu_hours", "energy_kwh", "cost"
+)  # fmt: skip
 
 
 def compare_runs(
@@ -105,6 +107,10 @@ def _build_outcome(run: ComparedRun, target: AccuracyTarget) -> RunOutcome:
         to_target_images=reached.images_seen if reached and reached.images_seen else None,
         images_per_s=_images_per_s(run),
         gpu_hours=_gpu_hours(run),
+        energy_kwh=(run.result.energy.kwh or None)
+        if run.result is not None and run.result.energy is not None
+        else None,
+        cost=run.result.cost if run.result is not None else None,
     )
 
 

@@ -206,12 +206,16 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A thumbnail as a data URL ("" for none), with a title such as its class."""
+    """A thumbnail as a data URL ("" for none), with a title such as its class.
+
+    `overlays` are shown beside it, as pairs of a data URL and what it shows.
+    """
 
     address: str
     title: str
     details: Sequence[str]
     name: str
+    overlays: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ _MAX_CONFUSED_PAIRS: Final = 20
 _MAX_PAIR_IMAGES: Final = 6
 _MAX_CLASSES: Final = 1000
 _MAX_THUMBNAIL_BYTES: Final = 400_000  # of all thumbnails of a gallery
+_MAPS_NOTE: Final = (
+    "Beside each image, the parts that speak for the predicted class, then for the true one: the more yellow, the "
+    "more. Each map is scaled to its own maximum."
+)
 
 
 def mistakes_section(run: RunData) -> PageSection | None:
@@ -85,16 +89,22 @@ def _worst_images(run: RunData) -> list[Block]:
     if not run.mistakes:
         return [cells.missing_paragraph("No misclassified image was saved: there is none, or log.worst is 0.")]
     pictures = [_mistake_thumbnail(mistake) for mistake in run.mistakes[:_NUM_WORST_IMAGES]]
-    return [Gallery("Worst images: the highest loss", limit_thumbnails(pictures, _MAX_THUMBNAIL_BYTES))]
+    note = _MAPS_NOTE if any(each.overlays for each in pictures) else ""
+    return [Gallery("Worst images: the highest loss", limit_thumbnails(pictures, _MAX_THUMBNAIL_BYTES), note)]
 
 
 def limit_thumbnails(pictures: Sequence[Thumbnail], max_bytes: int) -> list[Thumbnail]:
-    """Return thumbnails without the images that do not fit into `max_bytes` in all."""
+    """Return thumbnails without the images that do not fit into `max_bytes` in all; overlays come last."""
     left, limited = max_bytes, []
     for each in pictures:
         is_shown = len(each.address) <= left
         left -= len(each.address) if is_shown else 0
         limited.append(each if is_shown else replace(each, address=""))
+    for number, each in enumerate(limited):
+        overlays_bytes = sum(len(address) for address, _ in each.overlays)
+        is_shown = bool(each.address) and overlays_bytes <= left
+        left -= overlays_bytes if is_shown else 0
+        limited[number] = each if is_shown else replace(each, overlays=())
     return limited
 
 
@@ -107,7 +117,10 @@ def _mistake_thumbnail(mistake: SavedImage) -> Thumbnail:
     ]
     name = clean_text(record.get("name", record.get("index", "")), 300)
     title = _read_as(record.get("true", "?"), record.get("predicted", "?"))
-    return Thumbnail(mistake.thumbnail, title, [*filter(None, details)], name)
+    overlays = [
+        (address, f"what speaks for {clean_text(record.get(what, what), 40)}") for what, address in mistake.maps.items()
+    ]
+    return Thumbnail(mistake.thumbnail, title, [*filter(None, details)], name, overlays)
 
 
 def _read_as(true: object, predicted: object) -> str:

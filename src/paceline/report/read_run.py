@@ -35,6 +35,7 @@ _MAX_SAMPLES_PER_NODE = 2500
 _MAX_SAMPLES = 10_000
 _MAX_TABLE_BYTES = 32 << 20
 _MAX_THUMBNAIL_BYTES = 256 << 10
+_MAX_MAPS = 2
 _TELEMETRY_FILE = re.compile(r"telemetry\.node(\d+)\.jsonl")
 _THUMBNAIL_TYPES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 
@@ -58,10 +59,14 @@ class NodeSeries:
 
 @dataclass(frozen=True)
 class SavedImage:
-    """A record of `worst.json` or `inputs.json`, and its thumbnail as a data URL or ""."""
+    """A record of `worst.json` or `inputs.json`, and its thumbnail as a data URL or "".
+
+    `maps` are the data URLs of its overlays by what they explain.
+    """
 
     record: dict[str, Any]
     thumbnail: str
+    maps: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -389,7 +394,13 @@ def _read_calibration(reader: TolerantReader, rundir: RunDir) -> tuple[Calibrati
 def _read_images(reader: TolerantReader, folder: Path, records: object) -> Iterator[SavedImage]:
     for record in records[:100] if isinstance(records, list) else []:
         if isinstance(record, dict):
-            yield SavedImage(record, _read_thumbnail(reader, folder, record.get("file")))
+            files = record.get("maps")
+            drawn = {
+                clean_text(what, 20): _read_thumbnail(reader, folder, file)
+                for what, file in islice((files if isinstance(files, dict) else {}).items(), _MAX_MAPS)
+            }
+            maps = {what: address for what, address in drawn.items() if address}
+            yield SavedImage(record, _read_thumbnail(reader, folder, record.get("file")), maps)
 
 
 def _read_thumbnail(reader: TolerantReader, folder: Path, name: object) -> str:

@@ -9,7 +9,7 @@ from paceline.core.metric import better_than_last, describe_metrics, describe_mo
 from paceline.core.results import Calibration, ClassCount, EvalReport, EvalResult, RunResult, worst_classes
 from paceline.core.run_dir import RunDir, checkpoint_name
 from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED
-from paceline.core.units import accuracy, count, parameters, per_second, percent, seconds, share
+from paceline.core.units import accuracy, count, energy, number, parameters, per_second, percent, seconds, share
 from paceline.report import cells
 from paceline.report.document import BarSegment, Brief, BriefRow, HealthFinding, ReportPage
 from paceline.report.read_run import RunData
@@ -48,6 +48,7 @@ def run_brief(run: RunData, page: ReportPage) -> Brief:
         BriefRow("throughput", [_throughput_pieces(result)]),
         _time_row(result),
         *_goodput_row(result),
+        *_energy_row(result),
         *_bottleneck_row(page, result),
         *_health_row(page),
         _report_row(run),
@@ -182,6 +183,12 @@ def _goodput_row(result: RunResult) -> Iterator[BriefRow]:
         lost = [("repeated steps", goodput.rework_s), ("down", goodput.down_s)]
         of_all = f"{share(goodput.share)} of {seconds(goodput.wall_s)} over {count(goodput.starts, 'start')}"
         yield BriefRow("goodput", [[of_all, *(f"{name} {seconds(each_s)}" for name, each_s in lost if each_s)]])
+
+
+def _energy_row(result: RunResult) -> Iterator[BriefRow]:
+    pieces = [] if result.energy is None or result.energy.kwh is None else [energy(result.energy.kwh)]
+    pieces += [] if result.cost is None else [f"cost {number(result.cost)}"]
+    yield BriefRow("energy" if result.cost is None else "spent", [pieces])
 
 
 def _bottleneck_row(page: ReportPage, result: RunResult) -> Iterator[BriefRow]:

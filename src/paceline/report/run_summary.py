@@ -26,7 +26,7 @@ from paceline.core.results import (
     worst_classes,
 )
 from paceline.core.run_dir import RunDir, checkpoint_name
-from paceline.core.units import accuracy, count, per_second, seconds, share, size
+from paceline.core.units import accuracy, count, energy, number, per_second, seconds, share, size
 from paceline.report import cells
 from paceline.report.document import KeyFigure, TableCell
 from paceline.report.text import clean_text
@@ -194,6 +194,19 @@ def describe_estimate(estimate: EstimateResult) -> str:
         return text
     direction = "long" if estimate.error > 0 else "short"
     return f"{text}, {seconds(estimate.actual_s)} taken: {share(abs(estimate.error))} too {direction}"
+
+
+def energy_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
+    """Yield the energy and the cost of a run, as far as they are known."""
+    used = result.energy
+    if used is not None and used.kwh is not None:
+        parts = {"GPUs": used.gpu_kwh, "CPUs": used.cpu_kwh}
+        known = [f"{name} {energy(kwh)}" for name, kwh in parts.items() if kwh is not None]
+        missing = [f"{kind.upper()}s not measured: {clean_text(why, 200)}" for kind, why in used.missing.items()]
+        rate = [f"{number(used.images_per_kwh)} images per kWh"] if used.images_per_kwh else []
+        yield "energy", TableCell("; ".join([", ".join(known), *rate, *missing]), used.kwh)
+    if result.cost is not None:
+        yield "cost", TableCell(number(result.cost), result.cost, note="log.price_per_hour times rank-hours")
 
 
 def goodput_parts(goodput: GoodputResult) -> dict[str, float]:

@@ -20,7 +20,7 @@ from paceline.report.document import (
     TableCell,
 )
 from paceline.report.read_run import MAX_NODES, FirstRecords, NodeSeries, RunData
-from paceline.report.run_summary import goodput_parts, reliability_rows
+from paceline.report.run_summary import energy_rows, goodput_parts, reliability_rows
 from paceline.report.series import time_weighted_mean
 from paceline.report.text import clean_text, finite_or_none
 
@@ -118,6 +118,8 @@ def _gpu_lines(node: NodeSeries, quantity: _Quantity, has_many: bool) -> Iterabl
 
 def _telemetry_notes(run: RunData) -> list[Block]:
     notes: list[Block] = []
+    if run.result is not None and (rows := [*energy_rows(run.result)]):
+        notes.append(KeyValueList(rows))
     if any(node.gpus for node in run.nodes):
         notes.append(Paragraph("The charts show all GPUs of the node, including other programs' load."))
     elif run.result is None or run.result.provenance.get("device") != "cpu":

@@ -15,23 +15,34 @@ from paceline.core.files import write_new
 from paceline.core.results import EvalReport, MisclassifiedImage, printable_class_name
 from paceline.core.run_dir import RunDir
 from paceline.data.decode_array import decode_pixels, to_image
+from paceline.training.explain import Overlays
 from paceline.training.thumbnails import encode_thumbnail, replaced_folder, to_visible
 
 WORST_JSON: Final = "worst.json"
 EVAL_JSON: Final = "eval.json"
 
 
-def save_worst_images(folder: Path, mistakes: Sequence[MisclassifiedImage], source: Source, size: int = 96) -> None:
+def save_worst_images(
+    folder: Path,
+    mistakes: Sequence[MisclassifiedImage],
+    source: Source,
+    size: int = 96,
+    overlays: Mapping[int, Overlays] | None = None,
+) -> None:
     """Write a thumbnail per readable image of `mistakes`, and `worst.json`, into `folder`, replacing an older one.
 
     Images up to 64 pixels are saved unchanged as PNG, others as JPEG of up to `size` pixels, below 16 KB each.
-    `worst.json` lists {index, name, true, predicted, confidence, loss, file} in the order of `mistakes`. Without
-    mistakes the folder is removed. Raise `OSError` if the disk cannot be written.
+    `worst.json` lists {index, name, true, predicted, confidence, loss, file} in the order of `mistakes`, and `maps`,
+    the files of its `overlays` by what they explain, for an index that has any. Without mistakes the folder is removed.
+    Raise `OSError` if the disk cannot be written.
     """
     if not mistakes:
         return shutil.rmtree(folder, ignore_errors=True)
     with replaced_folder(folder) as new:
         rows = [row for mistake in mistakes if (row := _save_thumbnail(new, mistake, source, size))]
+        for row in rows:
+            if drawn := (overlays or {}).get(row["index"]):
+                row["maps"] = {what: _save_image(new, f"{row['index']}.{what}", drawn[what], size) for what in drawn}
         write_new(new / WORST_JSON, json.dumps(rows, indent=2) + "\n")
     return None
 
@@ -43,9 +54,6 @@ def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, s
     except DataError:
         return None
     names = source.info.class_names
-    data, suffix = encode_thumbnail(picture, size)
-    file = f"{mistake.index}.{suffix}"
-    write_new(folder / file, data)
     return {
         "index": mistake.index,
         "name": printable_class_name(source.name_of(mistake.index)),
@@ -53,8 +61,15 @@ def _save_thumbnail(folder: Path, mistake: MisclassifiedImage, source: Source, s
         "predicted": printable_class_name(names[mistake.predicted]),
         "confidence": mistake.confidence,
         "loss": mistake.loss,
-        "file": file,
+        "file": _save_image(folder, str(mistake.index), picture, size),
     }
+
+
+def _save_image(folder: Path, stem: str, picture: Image.Image, size: int) -> str:
+    """Write a thumbnail, and return its file name."""
+    data, suffix = encode_thumbnail(picture, size)
+    write_new(folder / f"{stem}.{suffix}", data)
+    return f"{stem}.{suffix}"
 
 
 def read_image(source: Source, index: int) -> Image.Image:
@@ -67,14 +82,14 @@ def read_image(source: Source, index: int) -> Image.Image:
 
 
 @contextlib.contextmanager
-def output_dir(path: Path) -> Iterator[RunDir]:
-    """Create the folder `path`, and remove it if the evaluation fails. Raise `RecipeError` if it exists."""
+def output_dir(path: Path, option: str = "--out") -> Iterator[RunDir]:
+    """Create the folder `path` of `option`, and remove it if the block fails. Raise `RecipeError` if it exists."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:
-        raise RecipeError(f"--out: {path} exists already (name another, or remove it)") from None
+        raise RecipeError(f"{option}: {path} exists already (name another, or remove it)") from None
     except OSError as error:
-        raise RecipeError(f"--out: {path} cannot be created: {error.strerror} (name another)") from None
+        raise RecipeError(f"{option}: {path} cannot be created: {error.strerror} (name another)") from None
     try:
         yield RunDir(path)
     except BaseException:

@@ -201,10 +201,20 @@ class GoodputTracker:
 
     def running_s(self) -> float:
         """Return the seconds of all processes so far, without the time between them."""
+        return sum(each_s for each_s, _ in self._running_times())
+
+    def rank_hours(self) -> float:
+        """Return the hours of all processes so far, times their ranks."""
+        return sum(each_s * world_size for each_s, world_size in self._running_times()) / 3600
+
+    def _running_times(self) -> list[tuple[float, int]]:
+        """Return the seconds and the number of ranks of each process."""
         *before, last = self._attempts
-        ends = ((each, each.end) for each in before)
-        past_s = sum(max(0.0, end.ended_s - each.start.started_s) for each, end in ends if end)
-        return past_s + self._now() - last.start.started_s
+        past = [(each, each.end.ended_s) for each in before if each.end]
+        return [
+            (max(0.0, end_s - each.start.started_s), each.start.world_size)
+            for each, end_s in (*past, (last, self._now()))
+        ]
 
     def end(self, step: int, trained_s: float, status: Status) -> None:
         """Write the end of this process after `step` steps."""

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from paceline.core.errors import RecipeError
+from paceline.core.results import EnergyResult
 from paceline.core.run_dir import RunDir, append_line, read_lines
 from paceline.core.units import count, mib
 from paceline.data.sources.fingerprint import digest_datasets
 from paceline.measure.clock import ClockSummary
-from paceline.measure.telemetry import NodeTelemetry, build_telemetry
+from paceline.measure.energy import KINDS, build_energy_result, recorded_energy_j
+from paceline.measure.telemetry import NodeTelemetry, build_telemetry, gpu_id
 from paceline.measure.throughput import RunTimer, steady_unix_s
 from paceline.measure.time_estimate import PlannedWork
 from paceline.parallel.strategy import Strategy
@@ -56,18 +58,38 @@ def start_telemetry(
     # Number nodes by their lowest rank: a launcher may distribute ranks in any order.
     world = context.world
     host = zlib.crc32(os.uname().nodename.encode())
-    row = torch.tensor([os.getpid(), host, world.is_node_main], dtype=torch.int64, device=context.device)
-    ranks = strategy.all_gather(row).reshape(-1, 3).tolist()
-    node = sum(is_node_main for _, _, is_node_main in ranks[: world.rank])
+    is_gpu = context.device.type == "cuda"
+    gpu = gpu_id(str(torch.cuda.get_device_properties(context.device).uuid)) if is_gpu else 0
+    # Rank 0 adds the energy of earlier processes, which it reads before any node adds rows: others wait below.
+    before_j = recorded_energy_j(process.rundir.all_telemetry()) if world.is_main else {}
+    row = torch.tensor([os.getpid(), host, world.is_node_main, gpu], dtype=torch.int64, device=context.device)
+    ranks = strategy.all_gather(row).reshape(-1, 4).tolist()
+    node = sum(is_node_main for _, _, is_node_main, _ in ranks[: world.rank])
     path = process.rundir.telemetry(node)
     return build_telemetry(
         context.recipe.measure.telemetry if world.is_node_main else "off",
         partial(append_line, path),
         warn,
-        ranks=[pid for pid, of_host, _ in ranks if of_host == host],
-        gpus="all" if context.device.type == "cuda" else (),
+        ranks=[pid for pid, of_host, _, _ in ranks if of_host == host],
+        gpus="all" if is_gpu else (),
+        used_gpus={each for _, of_host, _, each in ranks if of_host == host} if is_gpu else (),
+        energy_before_j=before_j,
         samples_before=sum(1 for _ in read_lines(path, lambda number: None)),
     )
+
+
+def collect_energy(
+    context: RunContext, telemetry: NodeTelemetry | None, strategy: Strategy, images: int
+) -> EnergyResult | None:
+    """Return the energy of all processes of a run that has trained on `images`; None without telemetry. Collective."""
+    if context.recipe.measure.telemetry == "off":
+        return None
+    totals_j = telemetry.energy.totals_j if telemetry else {}
+    mine = [number for kind in KINDS for number in (totals_j.get(kind, 0.0), float(kind in totals_j))]
+    row = torch.tensor([*mine, float(telemetry is not None)], dtype=torch.float64, device=context.device)
+    *sums, num_nodes = strategy.sum(row).tolist()
+    by_kind = {kind: (sums[2 * place], round(sums[2 * place + 1])) for place, kind in enumerate(KINDS)}
+    return build_energy_result(by_kind, round(num_nodes), images, telemetry.energy.missing if telemetry else {})
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from paceline.core.results import (
     AccountResult,
     BatchNormCheck,
     CheckpointResult,
+    EnergyResult,
     EvalReport,
     EvalResult,
     Finding,
@@ -33,6 +34,7 @@ from paceline.data.pack.reader import PackSource
 from paceline.measure import ClockSummary
 from paceline.measure.bottleneck import BottleneckResult, RunSettings, find_bottleneck
 from paceline.measure.throughput import RunTimer, throughput
+from paceline.recipe.schema.train import Log
 from paceline.training.checkpoint import read_state, weights_sha256
 from paceline.training.context import RunContext
 from paceline.training.goodput import GoodputTracker
@@ -149,6 +151,7 @@ def build_result(
     goodput: GoodputTracker | None,
     checkpoints: CheckpointResult,
     health: tuple[Finding, ...] | None,
+    energy: EnergyResult | None,
     provenance: dict[str, Any],
 ) -> RunResult:
     """Return the result of the run that ended in `state`. Call it after the last save.
@@ -195,11 +198,18 @@ def build_result(
         ranks=measured.ranks,
         straggler=measured.straggler,
         health=health,
+        energy=energy,
+        cost=_compute_cost(recipe.log, goodput),
         verdict=_find_bottleneck(context, measured).to_dict(),
         lr=plan.lr_sentence,
         weights_sha256=weights.sha256,
         provenance=provenance,
     )
+
+
+def _compute_cost(log: Log, goodput: GoodputTracker | None) -> float | None:
+    """Return the price of the rank-hours so far on rank 0; None without a price."""
+    return None if log.price_per_hour == "off" or goodput is None else log.price_per_hour * goodput.rank_hours()
 
 
 def _build_time_result(

@@ -23,20 +23,21 @@ from paceline.parallel.consensus import build_consensus
 from paceline.parallel.process_group import RankStore, rendezvous
 from paceline.parallel.watchdog import watchdog
 from paceline.recipe.plan import read_batch, resolve_batch, small_batch_warning, smallest_batch, write_batch
-from paceline.recipe.plugins import check_plugins, code_identity
+from paceline.recipe.plugins import check_plugins, code_identity, describe_error
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import CrossEntropyLoss, Train
 from paceline.training.batch_fit import fit_batch
 from paceline.training.checkpoint import model_tensors
-from paceline.training.components import build_run_deadline, build_trainer, prepare_model
+from paceline.training.components import build_mistake_explainer, build_run_deadline, build_trainer, prepare_model
 from paceline.training.context import RunContext, open_context
 from paceline.training.coordinator import NUM_FLAGS
 from paceline.training.datasets import read_run_data
 from paceline.training.eval_outputs import save_worst_images
+from paceline.training.explain import ExplainMistakes, Overlays
 from paceline.training.logging.build import require_sinks
 from paceline.training.measurements import build_run_meter
 from paceline.training.out_of_memory import explain_others
-from paceline.training.outputs import build_run_outputs, find_resume_checkpoint, start_telemetry
+from paceline.training.outputs import build_run_outputs, collect_energy, find_resume_checkpoint, start_telemetry
 from paceline.training.precision import check_trained_model
 from paceline.training.process import Invocation, RunProcess
 from paceline.training.result import FinalWeights, StartupTimes, build_result, collect_evidence, diagnose_run
@@ -153,6 +154,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 if status != "preempted" and is_suspicious(evidence):  # a preempted run has no time
                     check = context.check_batch_norm(precision, strategy, training_state.average, model)
 
+        energy = collect_energy(context, telemetry, strategy, state.images_seen)
         result = build_result(
             context,
             state,
@@ -167,6 +169,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
             goodput=outputs.goodput,
             checkpoints=outputs.writer.result() if outputs.writer else _NO_CHECKPOINTS,
             health=diagnose_run(evidence, process.rundir, check) if world.is_main else None,
+            energy=energy,
             provenance={
                 **machine,
                 "device": context.device.type,
@@ -185,7 +188,8 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
             outputs.sinks.finished(result)
             if measured.clock_offsets_s:
                 meter.merge_traces(measured.clock_offsets_s)
-            _write_worst_images(process, state.last, context.datasets.val)
+            explain = build_mistake_explainer(context, training_state)
+            _write_worst_images(process, state.last, context.datasets.val, explain)
     return result
 
 
@@ -214,12 +218,19 @@ def _write_result(result: RunResult, process: RunProcess) -> None:
         raise
 
 
-def _write_worst_images(process: RunProcess, report: EvalReport | None, source: Source) -> None:
+def _write_worst_images(
+    process: RunProcess, report: EvalReport | None, source: Source, explain: ExplainMistakes
+) -> None:
     """Write the worst images of the last evaluation; failures are warnings."""
     if report is None or not report.classes:  # a restored evaluation has no images
         return
     worst = process.rundir.worst
+    overlays: dict[int, Overlays] = {}
     try:
-        save_worst_images(worst, report.worst, source)
+        overlays = explain(report.worst)
+    except Exception as error:  # a user's own model may raise anything, and a GPU may be full
+        process.warn(f"log.explain: no maps were drawn: {describe_error(error)} (train with log.explain=off)")
+    try:
+        save_worst_images(worst, report.worst, source, overlays=overlays)
     except Exception as error:  # a user's own data source may raise anything
         process.warn(f"{worst}: was not written: {type(error).__name__}: {error} (train without log.worst)")

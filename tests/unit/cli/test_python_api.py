@@ -24,7 +24,7 @@ def recipe_of(recipe, *overrides, model=None, source=None, run_dir=None, resume=
 def test_train_is_the_verb_and_documents_its_arguments() -> None:
     assert callable(paceline.train)
     words = inspect.signature(paceline.train).parameters
-    assert [*words] == ["recipe", "overrides", "model", "source", "run_dir", "resume", "trust_code"]
+    assert [*words] == ["recipe", "overrides", "model", "source", "run_dir", "ranks", "resume", "trust_code"]
     assert "run_dir" in (paceline.train.__doc__ or "")
 
 

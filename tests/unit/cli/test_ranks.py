@@ -9,7 +9,7 @@ import pytest
 from paceline.cli import ranks, start_line
 from paceline.core.errors import WorldError
 from paceline.core.world import World
-from paceline.parallel.launch import LaunchResult
+from paceline.parallel.launch import LaunchResult, inherit_streams
 from paceline.recipe.load import load
 
 KILLED = LaunchResult(137, "rank 1 of 2 was killed by SIGKILL, so all ranks were stopped", was_lost=True)
@@ -49,7 +49,7 @@ def test_lost_ranks_are_restarted_to_resume_with_one_warning(started, capsys) ->
         ["train", *EXTRA, "--resume", *words],
     ]
     assert [options for _, _, options in launches.calls] == [
-        {"port": 0, "grace_s": 7.0, "attempt": attempt} for attempt in range(3)
+        {"port": 0, "grace_s": 7.0, "attempt": attempt, "streams": inherit_streams} for attempt in range(3)
     ]
     out, err = capsys.readouterr()
     assert out == "" and err.splitlines() == [
@@ -63,8 +63,8 @@ def test_ranks_know_the_command_as_typed(started, monkeypatch) -> None:
     started(launches, "optim.lr=0.1", "--ranks=2")
     monkeypatch.setattr(sys, "argv", ["paceline", *launches.calls[0][0]])
     assert "--run-dir" in ranks.typed_command(World())  # a rank that our launcher did not start
-    for value in (launches.environ[ranks._COMMAND], "", "7", "{"):
-        monkeypatch.setenv(ranks._COMMAND, value)
+    for value in (launches.environ[ranks.COMMAND_VARIABLE], "", "7", "{"):
+        monkeypatch.setenv(ranks.COMMAND_VARIABLE, value)
         command = ranks.typed_command(World(launcher="local"))
         assert (command == ("paceline", "train", "optim.lr=0.1", "--ranks=2")) == value.startswith("[")
 

@@ -46,7 +46,10 @@ UNKNOWN_KEYS = [
     (["batch_size=3"], "batch_size: no such field (did you mean 'data.batch_size'?)"),
     (["train.lr=3"], "train.lr: no such field (did you mean 'optim.lr'?)"),
     (["train.warmup=3"], "train.warmup: no such field (did you mean 'schedule.warmup' or 'train.ema.warmup'?)"),
-    (["log.xyz=on"], "log.xyz: no such field (one of every, tensorboard, sinks, samples, worst, report)"),
+    (
+        ["log.xyz=on"],
+        "log.xyz: no such field (one of every, tensorboard, sinks, samples, worst, explain, report, price_per_hour)",
+    ),
 ]
 
 WRONG_VALUES = [

@@ -215,6 +215,8 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
         ("model", "unfreeze"),
         ("model", "lora"),
         ("parallel", "bind"),
+        ("log", "explain"),
+        ("log", "price_per_hour"),
     ):
         del values[section][name]
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))

@@ -202,6 +202,10 @@ def sample(index: int, shape: Shape, draw: random.Random) -> dict[str, Any]:
             "net_sent_bytes_per_s": 1.2e6 * wave, "net_received_bytes_per_s": 0.9e6 * wave, "gpus": gpus}  # fmt: skip
 
 
+MAPPED = 5
+"""Worst images with maps of what the model looks at."""
+
+
 def write_worst(rundir: RunDir, shape: Shape, draw: random.Random) -> None:
     """Write thumbnails of colored shapes, some of 32 pixels and some of 96."""
     rundir.worst.mkdir()
@@ -218,6 +222,8 @@ def write_worst(rundir: RunDir, shape: Shape, draw: random.Random) -> None:
         rows.append({"index": index, "name": f"val/{true[:40]}/img_{index:04}.{kind}", "true": true,
                      "predicted": predicted, "confidence": 0.99 - index / 100, "loss": 9.1 - index / 3,
                      "file": f"{index}.{kind}"})  # fmt: skip
+        if index < MAPPED:
+            rows[-1]["maps"] = dict.fromkeys(("predicted", "true"), f"{index}.{kind}")
     (rundir.worst / "worst.json").write_text(json.dumps(rows))
 
 

@@ -232,7 +232,8 @@ def test_only_pictures_of_the_folder_itself_are_shown(rundir):
     (rundir.worst / "link.png").symlink_to(secret)
     (rundir.worst / "fake.png").write_text("<svg onload=alert(1)>")
     names = ["../secret.png", str(secret), "", "..", "a\0b", "sub/x.png", "link.png", "fake.png", "x" * 300, 7, None]
-    rows = [{"file": name, "true": "a", "predicted": "b"} for name in [*names, "0.jpg"]]
+    rows = [{"file": name, "true": "a", "predicted": "b", "maps": {"true": name}} for name in [*names, "0.jpg"]]
+    rows[-1]["maps"] = ["0.jpg"]
     (rundir.worst / "worst.json").write_text(json.dumps(rows))
     text = write_report(rundir).read_text()
     assert text.count("no thumbnail") == len(names) and text.count("data:image") == 1

@@ -7,8 +7,8 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from paceline.core.results import CalibrationBin, ClassCount
-from paceline.report.document import BarChart, ChartRow, Gallery, Table
-from paceline.report.mistake_sections import class_table, mistakes_section
+from paceline.report.document import BarChart, ChartRow, Gallery, Table, Thumbnail
+from paceline.report.mistake_sections import class_table, limit_thumbnails, mistakes_section
 from paceline.report.read_run import RunData, SavedImage
 
 NAMES = ("cat", "dog", "cow")
@@ -83,3 +83,19 @@ def test_the_reliability_diagram_shows_filled_bins_and_the_ece() -> None:
     assert list(diagram.lines[1].points) == [(60.0, 50.0), (90.0, pytest.approx(100 * 5 / 6))]
     assert diagram.note.startswith("ECE 0.0800, 3 bins; over-confident by 8.0 points")
     assert [(each.name, each.text) for each in bars.rows] == [("50 to 75 %", "50 % of 4"), ("75 to 100 %", "83 % of 6")]
+
+
+def test_maps_stand_beside_their_image_and_say_for_which_class() -> None:
+    saved = SavedImage(RECORD, PICTURE, {"predicted": PICTURE, "true": PICTURE})
+    gallery = blocks_of(Gallery, mistakes=(saved, SavedImage(RECORD, PICTURE)))[0]
+    assert gallery.pictures[0].overlays == [(PICTURE, "what speaks for cat"), (PICTURE, "what speaks for dog")]
+    assert gallery.pictures[1].overlays == [] and "speak for" in gallery.note
+    assert blocks_of(Gallery, mistakes=(SavedImage(RECORD, PICTURE),))[0].note == ""
+
+
+def test_maps_take_the_room_that_images_leave() -> None:
+    pictures = [Thumbnail("x" * 10, "", [], "", [("y" * 5, ""), ("y" * 5, "")])] * 3
+    assert [bool(each.overlays) for each in limit_thumbnails(pictures, 45)] == [True, False, False]
+    limited = limit_thumbnails(pictures, 25)
+    assert [bool(each.address) for each in limited] == [True, True, False]
+    assert not any(each.overlays for each in limited)

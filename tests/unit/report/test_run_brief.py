@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.tables import print_outcome
-from paceline.core.results import ClassCount, EvalResult, Finding, GoodputResult, RunResult
+from paceline.core.results import ClassCount, EnergyResult, EvalResult, Finding, GoodputResult, RunResult
 from paceline.core.run_dir import RunDir
 from paceline.report import render_terminal
 from paceline.report.document import BarSegment, Brief, BriefRow
@@ -125,6 +125,15 @@ def test_the_lines_name_what_was_trained_and_what_came_out(shown, tmp_path: Path
     assert row(lines, "bottleneck") == (
         "compute-bound   computing 82 % of step time   waiting for data 1 %   communication 15 %"
     )
+
+
+def test_energy_and_cost_are_one_short_item_if_they_are_known(shown) -> None:
+    missing = {"cpu": "no RAPL"}
+    used = EnergyResult(gpu_kwh=0.25, cpu_kwh=None, images_per_kwh=1e6, source="NVML", missing=missing)
+    assert row(shown(result(energy=used), width=0), "energy") == "250 Wh"
+    assert row(shown(result(energy=used, cost=1.5), width=0), "spent") == "250 Wh   cost 1.50"
+    none = EnergyResult(gpu_kwh=None, cpu_kwh=None, images_per_kwh=None, source="", missing=missing)
+    assert not any(line.strip().startswith(("energy", "spent")) for line in shown(result(energy=none), width=0))
 
 
 def test_the_parts_of_the_wall_clock_add_up_to_its_bar(shown) -> None:

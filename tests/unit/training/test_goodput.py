@@ -356,3 +356,21 @@ def test_processes_that_died_before_any_step_are_down_from_the_first_start_of_th
     story.is_away(10.0)
     story.starts(5.0, first_s=first_s)
     assert close(story.goodput(), down_s=310.0, startup_s=10.0, starts=2)
+
+
+def test_rank_hours_are_those_of_all_processes_with_their_own_ranks_and_no_downtime(tmp_path: Path) -> None:
+    now = [1e9]
+
+    def start(world_size: int):
+        return build_goodput_tracker(
+            RunDir(tmp_path), world_size, from_step=0, trained_s=0.0, spent_before=TimeSpent(), startup_s=0.0,
+            now=lambda: now[0],
+        )  # fmt: skip
+
+    first = start(4)
+    now[0] += 3600
+    first.end(10, 3600.0, "preempted")
+    now[0] += 7200
+    second = start(2)
+    now[0] += 1800
+    assert second.rank_hours() == pytest.approx(4 * 1 + 2 * 0.5) and second.running_s() == pytest.approx(5400)

@@ -386,6 +386,8 @@ SinkSection = Annotated[
 class Log(Section):
     """Logs, trackers and the report."""
 
+    added: ClassVar = ("explain", "price_per_hour")
+
     every: CadenceDuration = "10st"
     """How often to log loss and throughput."""
     tensorboard: Literal["auto", "on", "off"] = "auto"
@@ -398,8 +400,16 @@ class Log(Section):
     worst: int = Field(16, ge=0, le=100)
     """Number of misclassified validation images with the highest loss to keep as thumbnails. 0 keeps no images, nor
     those of the first training step."""
+    explain: Switch = "on"
+    """Draw for these images, at the end of the run and in at most five seconds, what the model looks at for the
+    predicted and for the true class (Grad-CAM, Selvaraju et al. 2017, arXiv 1610.02391; for plain transformers
+    occlusion, Zeiler and Fergus 2014, arXiv 1311.2901). Without effect on `parallel.strategy=fsdp` with several
+    ranks."""
     report: Switch = "on"
     """Write `report.html` at the end."""
+    price_per_hour: PositiveFloat | Off = "off"
+    """Price of one rank per hour, in any currency: of a GPU, or of its share of a node. `result.json` then has the
+    `cost` of all processes of the run."""
 
     @field_validator("sinks")
     @classmethod
