@@ -27,7 +27,7 @@ class Stream(IntEnum):
     AUGMENT = 1
     STEP = 2
     SAMPLE = 3
-    ADAPTERS = 4
+    ADAPTERS = 5
 
 
 def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[Uint64, Uint64, Uint64, Uint64]:
