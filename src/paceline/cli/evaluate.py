@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.core.dataset import Source
     from paceline.core.results import ClassCount, EvalReport
     from paceline.inference.classifier import Classifier
+    from paceline.training.explain import ExplainMistakes
 
 
 def evaluate(options: EvalOptions) -> int:
@@ -124,12 +125,19 @@ def _class_row(each: "ClassCount") -> dict[str, Any]:
 
 
 def _write_outputs(
-    folder: RunDir, checkpoint: Path, overrides: Sequence[str], report: "EvalReport", source: "Source"
+    folder: RunDir,
+    checkpoint: Path,
+    overrides: Sequence[str],
+    report: "EvalReport",
+    source: "Source",
+    explain: "ExplainMistakes",
 ) -> None:
     from paceline.training.eval_outputs import write_eval_outputs
+    from paceline.training.explain import explain_or_warn
 
     origin = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}
-    write_eval_outputs(folder, {**origin, **evaluation_json(report, ())}, report, source)
+    overlays = explain_or_warn(explain, report.worst, _print_note)
+    write_eval_outputs(folder, {**origin, **evaluation_json(report, ())}, report, source, overlays)
 
 
 def warn_missing_final(rundir: RunDir, checkpoint: Path) -> None:

@@ -1,10 +1,9 @@
 """Build the components of a training run: model and training state, step services, and trainer."""
 
-import contextlib
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
-from paceline.core.results import MisclassifiedImage
 from paceline.core.statistics import Patience, TargetCriterion
 from paceline.data.batch import Batch, batch_dtype
 from paceline.data.transfer import DeviceTransfer
@@ -35,7 +33,6 @@ from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry, StepCoordinator, never_up
 from paceline.training.distill import Teacher, build_criterion, check_same_teacher, load_teacher
 from paceline.training.ema import build_weight_average
-from paceline.training.explain import ExplainMistakes, MapPainter, MistakeExplainer, Overlays
 from paceline.training.first_inputs import MAX_IMAGES, FirstInputs
 from paceline.training.goodput import GoodputTracker
 from paceline.training.init_weights import (
@@ -362,26 +359,6 @@ def build_trainer(
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
     )
-
-
-def build_mistake_explainer(context: RunContext, training_state: TrainingState) -> ExplainMistakes:
-    """Return a function that draws the maps of `log.explain` with the weights that were evaluated, on this rank alone.
-
-    It draws none of a sharded model, whose forward pass every rank would have to take part in.
-    """
-    recipe, precision, average = context.recipe, training_state.precision, training_state.average
-    is_sharded = recipe.parallel.strategy == "fsdp" and context.world.world_size > 1
-    if recipe.log.explain == "off" or is_sharded:
-        return lambda mistakes: {}
-    transfer = context.create_transfer(precision.dtype)
-    painter = MapPainter(training_state.model, transfer, precision, is_multi_label=context.is_multi_label)
-    explainer = MistakeExplainer(painter, context.datasets.val, recipe.data, context.plan.eval_image_size)
-
-    def explain(mistakes: Sequence[MisclassifiedImage]) -> dict[int, Overlays]:
-        with average.swapped() if average else contextlib.nullcontext():
-            return dict(explainer(mistakes))
-
-    return explain
 
 
 def build_patience(section: Train, plan: Plan) -> Patience:

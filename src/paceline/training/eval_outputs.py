@@ -15,7 +15,7 @@ from paceline.core.files import write_new
 from paceline.core.results import EvalReport, MisclassifiedImage, printable_class_name
 from paceline.core.run_dir import RunDir
 from paceline.data.decode_array import decode_pixels, to_image
-from paceline.training.explain import Overlays
+from paceline.training.explain import ExplainMistakes, Overlays
 from paceline.training.thumbnails import encode_thumbnail, replaced_folder, to_visible
 
 WORST_JSON: Final = "worst.json"
@@ -97,19 +97,21 @@ def output_dir(path: Path, option: str = "--out") -> Iterator[RunDir]:
         raise
 
 
-def write_eval_outputs(folder: RunDir, values: Mapping[str, Any], report: EvalReport, source: Source) -> None:
-    """Write `eval.json` with `values`, the tables of `RunDir.write_classes`, and the worst images of `source`.
+def write_eval_outputs(
+    folder: RunDir, values: Mapping[str, Any], report: EvalReport, source: Source, overlays: Mapping[int, Overlays]
+) -> None:
+    """Write `eval.json` with `values`, the tables of `RunDir.write_classes`, and the worst images with `overlays`.
 
     Raise `PacelineError` if the folder cannot be written.
     """
     try:
         if report.classes is not None:
             folder.write_classes(report.classes)
-        save_worst_images(folder.worst, report.worst, source)
+        save_worst_images(folder.worst, report.worst, source, overlays=overlays)
     except OSError as error:
         raise PacelineError(f"--out: {folder.path} cannot be written: {error.strerror} (name another)") from None
     folder.write_json(EVAL_JSON, values)
 
 
-def discard(report: EvalReport, source: Source) -> None:
+def discard(report: EvalReport, source: Source, explain: ExplainMistakes) -> None:
     """Discard the report."""

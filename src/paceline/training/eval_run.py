@@ -25,6 +25,7 @@ from paceline.training.context import open_context
 from paceline.training.datasets import discard_message, read_eval_data
 from paceline.training.eval_model import load_weight_average
 from paceline.training.eval_outputs import discard
+from paceline.training.explain import ExplainMistakes, build_mistake_explainer
 from paceline.training.result import evidence_from_report, read_best_evaluation
 
 
@@ -35,15 +36,15 @@ def evaluate(
     *,
     run_recipe: Recipe,
     print_line: Callable[[str], None],
-    write_report: Callable[[EvalReport, Source], None] = discard,
+    write_report: Callable[[EvalReport, Source, ExplainMistakes], None] = discard,
     calibrates: bool = False,
 ) -> EvalReport:
     """Evaluate the raw and averaged weights of `checkpoint` on the data of `recipe`, as one rank of `world`.
 
     `run_recipe` is the recipe of the checkpoint's run. If `recipe` has another dataset, classes are matched by name,
-    and rank 0 prints a note by `print_line`. `write_report` gets the report and the open dataset. With `calibrates` the
-    report of rank 0 has a calibration. Plugins of the model and the dataset are imported: the caller has checked the
-    user's consent.
+    and rank 0 prints a note by `print_line`. `write_report` gets the report, the open dataset and a
+    function that explains mistakes. With `calibrates` the report of rank 0 has a calibration. Plugins of the model and
+    the dataset are imported: the caller has checked the user's consent.
     """
     # An evaluation takes no training samples, and imports no code for them.
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"sampler": Shuffle()})})
@@ -80,5 +81,6 @@ def evaluate(
                 evidence = replace(evidence, batch_norm=check)
         report = report.model_copy(update={"health": find_problems(evidence)})
         if world.is_main:
-            write_report(report, context.datasets.val)
+            explain = build_mistake_explainer(context, model, precision, average, is_sharded=False)
+            write_report(report, context.datasets.val, explain)
         return report

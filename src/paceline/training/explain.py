@@ -1,5 +1,6 @@
 """Draw over images what the model looks at for a class, for reports and `paceline predict --explain`."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +20,10 @@ from paceline.data.timing import BatchTimer
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure.timer import now_s
 from paceline.models.grad_cam import FeatureGrid, choose_layer, grad_cam, occlusion_maps
+from paceline.recipe.plugins import describe_error
 from paceline.recipe.schema.data import Data
+from paceline.training.context import RunContext
+from paceline.training.ema import WeightAverage
 from paceline.training.precision import Precision
 from paceline.training.thumbnails import to_visible
 
@@ -122,3 +126,36 @@ class MistakeExplainer:
             if len(read.images):
                 (drawn,) = self.paint(read.images, torch.tensor([[each.predicted, each.label]]))
                 yield each.index, dict(zip(("predicted", "true"), drawn, strict=True))
+
+
+def explain_or_warn(
+    explain: ExplainMistakes, mistakes: Sequence[MisclassifiedImage], warn: Callable[[str], None]
+) -> dict[int, Overlays]:
+    """Return the overlays of `explain`; failures are warnings."""
+    try:
+        return explain(mistakes)
+    except Exception as error:  # a user's own model may raise anything, and a GPU may be full
+        warn(f"log.explain: no maps were drawn: {describe_error(error)} (set log.explain=off)")
+        return {}
+
+
+def build_mistake_explainer(
+    context: RunContext, model: nn.Module, precision: Precision, average: WeightAverage | None, *, is_sharded: bool
+) -> ExplainMistakes:
+    """Return a function that draws the maps of `log.explain` with the weights that were evaluated, on this rank alone.
+
+    It draws none of a sharded model, whose forward pass every rank would have to take part in.
+    """
+    recipe = context.recipe
+    if recipe.log.explain == "off" or is_sharded:
+        return lambda mistakes: {}
+    painter = MapPainter(
+        model, context.create_transfer(precision.dtype), precision, is_multi_label=context.is_multi_label
+    )
+    explainer = MistakeExplainer(painter, context.datasets.val, recipe.data, context.plan.eval_image_size)
+
+    def explain(mistakes: Sequence[MisclassifiedImage]) -> dict[int, Overlays]:
+        with average.swapped() if average else contextlib.nullcontext():
+            return dict(explainer(mistakes))
+
+    return explain

@@ -23,17 +23,17 @@ from paceline.parallel.consensus import build_consensus
 from paceline.parallel.process_group import RankStore, rendezvous
 from paceline.parallel.watchdog import watchdog
 from paceline.recipe.plan import read_batch, resolve_batch, small_batch_warning, smallest_batch, write_batch
-from paceline.recipe.plugins import check_plugins, code_identity, describe_error
+from paceline.recipe.plugins import check_plugins, code_identity
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import CrossEntropyLoss, Train
 from paceline.training.batch_fit import fit_batch
 from paceline.training.checkpoint import model_tensors
-from paceline.training.components import build_mistake_explainer, build_run_deadline, build_trainer, prepare_model
+from paceline.training.components import build_run_deadline, build_trainer, prepare_model
 from paceline.training.context import RunContext, open_context
 from paceline.training.coordinator import NUM_FLAGS
 from paceline.training.datasets import read_run_data
 from paceline.training.eval_outputs import save_worst_images
-from paceline.training.explain import ExplainMistakes, Overlays
+from paceline.training.explain import ExplainMistakes, build_mistake_explainer, explain_or_warn
 from paceline.training.logging.build import require_sinks
 from paceline.training.measurements import build_run_meter
 from paceline.training.out_of_memory import explain_others
@@ -188,7 +188,8 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
             outputs.sinks.finished(result)
             if measured.clock_offsets_s:
                 meter.merge_traces(measured.clock_offsets_s)
-            explain = build_mistake_explainer(context, training_state)
+            is_sharded = context.recipe.parallel.strategy == "fsdp" and world.world_size > 1
+            explain = build_mistake_explainer(context, model, precision, training_state.average, is_sharded=is_sharded)
             _write_worst_images(process, state.last, context.datasets.val, explain)
     return result
 
@@ -225,12 +226,7 @@ def _write_worst_images(
     if report is None or not report.classes:  # a restored evaluation has no images
         return
     worst = process.rundir.worst
-    overlays: dict[int, Overlays] = {}
     try:
-        overlays = explain(report.worst)
-    except Exception as error:  # a user's own model may raise anything, and a GPU may be full
-        process.warn(f"log.explain: no maps were drawn: {describe_error(error)} (train with log.explain=off)")
-    try:
-        save_worst_images(worst, report.worst, source, overlays=overlays)
+        save_worst_images(worst, report.worst, source, overlays=explain_or_warn(explain, report.worst, process.warn))
     except Exception as error:  # a user's own data source may raise anything
         process.warn(f"{worst}: was not written: {type(error).__name__}: {error} (train without log.worst)")

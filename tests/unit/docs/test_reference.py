@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paceline.cluster.site import load_site
 from paceline.lab.ladder_file import load_ladder
+from paceline.lab.learn import read_space
 from paceline.recipe.load import load
 
 ROOT = Path(__file__).parents[3]
@@ -46,5 +47,7 @@ def test_every_recipe_in_the_documents_loads(tmp_path: Path) -> None:
         path.write_text(text)
         if re.search(r"^(slurm|kubernetes):", text, re.MULTILINE):
             load_site(str(path), (), None)
+        elif re.search(r"^\S+: \{(low|values):", text, re.MULTILINE):
+            read_space(path, load("digits").recipe)
         else:
             (load_ladder if "\nrungs:" in text else load)(str(path))
