@@ -28,9 +28,9 @@ MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,c
 PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
   $(call NAMED,faults,last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
   $(call NAMED,faults,system_faults torchrun wide_pixels) $(call NAMED,examples,examples) \
-  $(call NAMED,integration,calibrate callbacks compile completion distillation emulated export_photographs failures) \
+  $(call NAMED,integration,calibrate callbacks check compile completion distillation emulated explain export_photographs failures) \
   $(call NAMED,integration,frozen fuzz health kubernetes published_weights several_labels timm_families wide_pixels) \
-  $(call NAMED,integration,ladder real_data release remote report_page same_samples trackers) \
+  $(call NAMED,integration,ladder lr_find python_ranks real_data release remote report_page same_samples trackers) \
   $(call NAMED,numerics,watchdog)
 IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
 test: $(READY_DEV) $(NATIVE)
