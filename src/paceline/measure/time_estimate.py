@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
 from statistics import fmean, median, stdev
-from typing import Final
+from typing import Final, NamedTuple
 
 from paceline.core.results import TimeForecast
 from paceline.core.statistics import NORMAL_QUANTILE
@@ -23,16 +23,26 @@ _MAX_OVER_MEDIAN: Final = 3.0
 _MAX_CORRELATION: Final = 0.8
 _FORWARD_SHARE: Final = 1 / 3
 """Time of evaluating an image over that of training on it: the backward pass takes twice the forward pass."""
+_UNFROZEN: Final = 2.0
+"""Time of a step that trains all parameters over one with frozen ones, before it is measured: between 1, if loading
+takes all the time, and 3, if only the classifier is trained."""
 _CHECKPOINT_BYTES_PER_S: Final = 5e8
 """Speed at which a checkpoint is assumed to be written before the first one."""
 _END_S: Final = 0.5
-"""Time from the last step to the result, for joining workers and hashing weights; measured on runs of `digits`."""
+"""Time from the last step to the result, for joining workers and hashing weights: an assumption."""
 _DRIFT: Final = 0.05
-"""Share by which the speed of a run may differ between its first seconds and its rest (benchmarks/time_estimate.py)."""
+"""Share by which the speed of a run may differ between its first seconds and its rest: an assumption."""
 _UNMEASURED: Final = (0.6, 1.5)
 """Shares by which a time that is not measured yet may be shorter and longer."""
 _MEASURED_PAUSE: Final = 0.15
 """Share by which later evaluations and checkpoints may differ from the mean of those measured."""
+
+
+class Phase(NamedTuple):
+    """Steps that take the same time: their image size in pixels, and whether parameters are frozen until later."""
+
+    size: int
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,8 @@ class PlannedWork:
     """The work of a run: `total_steps`, and evaluations and checkpoints after every so many steps (0: never).
 
     `sizes` are the image sizes in pixels by first step, `eval_images` the images of an evaluation times its passes, at
-    `eval_size` pixels. `save_every_s` is an interval in seconds of training (0: none).
+    `eval_size` pixels. `save_every_s` is an interval in seconds of training (0: none). Frozen parameters train from
+    `unfreeze_step` on.
     """
 
     total_steps: int
@@ -52,6 +63,7 @@ class PlannedWork:
     checkpoint_bytes: int = 0
     sizes: Sequence[tuple[int, int]] = ((0, 1),)
     eval_size: int = 1
+    unfreeze_step: int = 0
 
     @classmethod
     def from_plan(
@@ -69,6 +81,7 @@ class PlannedWork:
             checkpoint_bytes,
             plan.train_sizes,
             plan.eval_image_size,
+            plan.unfreeze_step,
         )
 
     @property
@@ -86,17 +99,19 @@ class PlannedWork:
             return int(left_s / self.save_every_s) + 1
         return _count_due(self.save_every, step, self.total_steps)
 
-    def size(self, step: int) -> int:
-        """Return the image size of step `step`, from 0."""
-        return self.sizes[bisect_right(self.sizes, step, key=lambda each: each[0]) - 1][1]
+    def phase(self, step: int) -> Phase:
+        """Return the phase of step `step`, from 0."""
+        size = self.sizes[bisect_right(self.sizes, step, key=lambda each: each[0]) - 1][1]
+        return Phase(size, step < self.unfreeze_step)
 
-    def steps_by_size(self, step: int) -> dict[int, int]:
-        """Return the number of steps after `step` by image size."""
-        starts = [*(start for start, _ in self.sizes), self.total_steps]
-        steps: dict[int, int] = {}
-        for (start, end), (_, size) in zip(pairwise(starts), self.sizes, strict=True):
-            steps[size] = steps.get(size, 0) + max(0, min(end, self.total_steps) - max(start, step))
-        return {size: number for size, number in steps.items() if number}
+    def steps_by_phase(self, step: int) -> dict[Phase, int]:
+        """Return the number of steps after `step` by phase."""
+        starts = sorted({*(start for start, _ in self.sizes), self.unfreeze_step, self.total_steps})
+        steps: dict[Phase, int] = {}
+        for start, end in pairwise(starts):
+            phase = self.phase(start)
+            steps[phase] = steps.get(phase, 0) + max(0, min(end, self.total_steps) - max(start, step))
+        return {phase: number for phase, number in steps.items() if number}
 
 
 def _count_due(every: int, step: int, last: int) -> int:
@@ -106,11 +121,11 @@ def _count_due(every: int, step: int, last: int) -> int:
 
 @dataclass(frozen=True)
 class _Block:
-    """Consecutive steps of one image size, and their seconds without pauses."""
+    """Consecutive steps of one phase, and their seconds without pauses."""
 
     steps: int
     seconds: float
-    size: int
+    phase: Phase
 
     @property
     def step_s(self) -> float:
@@ -151,9 +166,9 @@ class RunEstimator:
         self.step, self._updated_s = step, now_s
         if first is None:
             self._open = (step, now_s)
-        elif now_s - first[1] >= self._block_s or self.work.size(step) != self.work.size(first[0]):
+        elif now_s - first[1] >= self._block_s or self.work.phase(step) != self.work.phase(first[0]):
             self._open = (step, now_s)
-            self._add(_Block(step - first[0], now_s - first[1], self.work.size(first[0])))
+            self._add(_Block(step - first[0], now_s - first[1], self.work.phase(first[0])))
 
     def _add(self, block: _Block) -> None:
         blocks = [*self._blocks, block]
@@ -161,7 +176,7 @@ class RunEstimator:
             self._block_s *= 2
             pairs = zip(blocks[::2], blocks[1::2], strict=False)
             blocks = [
-                _Block(one.steps + two.steps, one.seconds + two.seconds, two.size) for one, two in pairs
+                _Block(one.steps + two.steps, one.seconds + two.seconds, two.phase) for one, two in pairs
             ] + blocks[len(blocks) // 2 * 2 :]
         self._blocks = blocks  # replaced, not changed: another thread may read it
 
@@ -186,9 +201,9 @@ class RunEstimator:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds per step at the current image size; None before the second step."""
-        blocks, size = self._all_blocks(), self.work.size(max(0, self.step - 1))
-        same = [block for block in blocks if block.size == size] or blocks
+        """Seconds per step of the current phase; None before the second step."""
+        blocks, phase = self._all_blocks(), self.work.phase(max(0, self.step - 1))
+        same = [block for block in blocks if block.phase == phase] or blocks
         return _mean_step_s(_drop_transient(same)) if same else None
 
     @property
@@ -219,17 +234,17 @@ class RunEstimator:
         blocks = self._all_blocks()
         errors: list[tuple[float, float]] = [_unmeasured(_END_S)]  # seconds below and above
         steps_s = eval_step_s = 0.0
-        num_steps = self.work.steps_by_size(step) or {self.work.size(max(0, step - 1)): 0}
-        for size, number in num_steps.items():
-            same = _drop_transient([block for block in blocks if block.size == size])
-            if not blocks:
-                return None
-            step_s = _mean_step_s(same) if same else _scale_step_s(blocks, size)
+        num_steps = self.work.steps_by_phase(step) or {self.work.phase(max(0, step - 1)): 0}
+        if not blocks:
+            return None
+        for phase, number in num_steps.items():
+            same = _drop_transient([block for block in blocks if block.phase == phase])
+            step_s = _mean_step_s(same) if same else _scale_step_s(blocks, phase)
             half_s = _half_width(same, number)
             errors += [_unmeasured(number * step_s) if half_s is None else (half_s, half_s)]
             errors += [(_DRIFT * number * step_s,) * 2]
             steps_s += number * step_s
-            eval_step_s = step_s * (self.work.eval_size / size) ** 2
+            eval_step_s = step_s * (self.work.eval_size / phase.size) ** 2
         num_evals, num_saves = self.work.evaluations(step), self.work.checkpoints(step, steps_s)
         eval_steps = self.work.eval_images / self.work.batch_size
         eval_s, eval_error = self._mean_pause("evaluate", _FORWARD_SHARE * eval_step_s * eval_steps)
@@ -255,7 +270,7 @@ class RunEstimator:
         blocks, begin = self._blocks, self._open
         if blocks or begin is None or self.step == begin[0]:
             return blocks
-        return [_Block(self.step - begin[0], self._updated_s - begin[1], self.work.size(begin[0]))]
+        return [_Block(self.step - begin[0], self._updated_s - begin[1], self.work.phase(begin[0]))]
 
     def _mean_pause(self, name: str, assumed_s: float) -> tuple[float, tuple[float, float]]:
         """Return the seconds of a pause, and its errors below and above; `assumed_s` before the first."""
@@ -297,10 +312,17 @@ def _mean_step_s(blocks: Sequence[_Block]) -> float:
     return fsum(min(block.step_s, highest_s) * block.steps for block in blocks) / sum(block.steps for block in blocks)
 
 
-def _scale_step_s(blocks: Sequence[_Block], size: int) -> float:
-    """Return the seconds per step at an image size that was not measured, by the pixels of the nearest that was."""
-    nearest = min({block.size for block in blocks}, key=lambda each: abs(each - size))
-    return _mean_step_s([block for block in blocks if block.size == nearest]) * (size / nearest) ** 2
+def _scale_step_s(blocks: Sequence[_Block], phase: Phase) -> float:
+    """Return the seconds per step of a phase that was not measured, by the nearest that was.
+
+    They are scaled by the pixels of an image, and if the other one has frozen parameters.
+    """
+    nearest = min(
+        {block.phase for block in blocks},
+        key=lambda each: (each.is_frozen != phase.is_frozen, abs(each.size - phase.size)),
+    )
+    step_s = _mean_step_s([block for block in blocks if block.phase == nearest]) * (phase.size / nearest.size) ** 2
+    return step_s * _UNFROZEN ** (nearest.is_frozen - phase.is_frozen)
 
 
 def _half_width(blocks: Sequence[_Block], number: int) -> float | None:

@@ -154,7 +154,8 @@ def build_run_outputs(
         class_images=(min(trained.class_counts), max(trained.class_counts)) if trained.class_counts else (0, 0),
         disk_bytes=num_kept(section, context.plan) * checkpoint_bytes,
     )
-    initialize_rundir(rundir, recipe, {**origin_of_recipe, **plan.to_dict(), "lr_schedule": lr_schedule})
+    measured = {key: value for key, value in invocation.more_provenance.items() if key == "measured_batch"}
+    initialize_rundir(rundir, recipe, {**origin_of_recipe, **measured, **plan.to_dict(), "lr_schedule": lr_schedule})
     for path in rundir.all_samples():  # including ranks of an earlier, larger world
         drop_records_after(path, state.step - 1)
         if path.stat().st_size == 0:

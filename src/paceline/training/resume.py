@@ -129,6 +129,16 @@ def read_recipe_origin(rundir: RunDir) -> dict[str, Any]:
     return {key: value for key, value in origin.items() if isinstance(value, str | list)}
 
 
+def read_measured_batch(rundir: RunDir) -> dict[str, Any]:
+    """Return `measured_batch` of the run's first start, for provenance; {} if nothing was measured."""
+    try:
+        plan = read_json(rundir.path / "plan.json")
+    except (OSError, ValueError):
+        return {}
+    measured = plan.get("measured_batch") if isinstance(plan, dict) else None
+    return {"measured_batch": measured} if isinstance(measured, dict) else {}
+
+
 def was_started_by(rundir: RunDir, launch: str) -> bool:
     """Return whether the ranks that last trained in `rundir` were started by the same `launch`."""
     attempts = read_attempts(rundir.attempts)

@@ -47,6 +47,7 @@ from paceline.training.resume import (
     keep_batch,
     list_changed_plugins,
     read_final_result,
+    read_measured_batch,
     was_started_by,
 )
 from paceline.training.run_timing import add_timing
@@ -105,6 +106,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
             progress.doing = "measuring the batch"
             context, measured = fit_batch(context, recipe, progress.on_wait)
             context = context.with_notes(binding.note)
+            measured = measured or read_measured_batch(rundir)
             process = process.with_provenance({**measured, **binding.provenance})
             context = context.with_notes(small_batch_warning(requested.data, world.world_size, context.device.type))
             context = context.with_notes(*check_trained_model(recipe.model, recipe.train, context.plan, context.device))

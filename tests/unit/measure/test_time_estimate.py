@@ -85,6 +85,24 @@ def test_steps_of_other_image_sizes_are_scaled_by_their_pixels_until_they_are_me
     assert estimator.forecast(0).predicted_s == pytest.approx(50 * 0.1 + 50 * 0.3 + END_S)
 
 
+def test_steps_that_train_frozen_parameters_later_count_twice_until_they_are_measured() -> None:
+    clock = Clock()
+    work = PlannedWork(total_steps=200, batch_size=8, sizes=((0, 16), (100, 32)), unfreeze_step=50)
+    estimator = RunEstimator(work, now=clock)
+    run(estimator, clock, 40)
+    before = estimator.remaining()
+    assert before.predicted_s == pytest.approx(10 * 0.1 + 50 * 0.2 + 100 * 0.8 + END_S)
+    assert before.low_s < 10 * 0.1 + 50 * 0.3 + 100 * 0.9 + END_S < before.high_s
+    run(estimator, clock, 50)
+    run(estimator, clock, 90, lambda step: 0.3)
+    assert estimator.remaining().predicted_s == pytest.approx(10 * 0.3 + 100 * 1.2 + END_S)
+    assert estimator.step_s == pytest.approx(0.3)
+    assert estimator.forecast(0).predicted_s == pytest.approx(50 * 0.1 + 50 * 0.3 + 100 * 1.2 + END_S)
+    resumed = RunEstimator(work, 60, clock)
+    run(resumed, clock, 90, lambda step: 0.3)
+    assert resumed.forecast(0).predicted_s == pytest.approx(50 * 0.15 + 50 * 0.3 + 100 * 1.2 + END_S)
+
+
 def test_the_interval_grows_with_the_scatter_of_blocks_and_with_their_correlation() -> None:
     widths = []
     for step_s in (

@@ -115,7 +115,10 @@ def test_a_resumed_run_keeps_the_number_whatever_fits_now(tmp_path: Path, monkey
     allow(monkeypatch, 0)
     resumed = train(tmp_path / "run", *args, resume=True)
     assert load(str(resumed.path)).recipe.train.accumulate == 1
-    assert resumed.read_result().steps == 3
+    result = resumed.read_result()
+    assert result.steps == 3
+    assert result.provenance["measured_batch"]["accumulate"] == 1
+    assert result.provenance["measured_batch"]["allowed_bytes"] > 0
 
 
 def test_a_model_that_never_fits_is_one_line_with_the_bytes(tmp_path: Path, monkeypatch) -> None:
