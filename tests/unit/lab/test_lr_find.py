@@ -76,7 +76,7 @@ def test_runs_that_disagree_are_a_caution() -> None:
 
 def test_few_steps_are_a_caution() -> None:
     few = suggest_lr(RATES[::2], [valley(0.01)[::2]])
-    assert few.lr is not None and "(try --steps 80," in few.caution
+    assert few.lr is not None and "(try --steps 81," in few.caution
 
 
 def test_losses_below_0_have_a_suggestion() -> None:
