@@ -153,12 +153,12 @@ def plan_short_runs(
     return ShortRuns(loaded, recipe, ranks, options.steps, options.repeats, options.oversubscribe)
 
 
-def refuse_launcher(verb: str, *, has_ranks: bool = True) -> None:
-    """Raise `RecipeError` if torchrun or Slurm started this process: `verb` starts its own ranks, or has one alone."""
+def refuse_launcher(verb: str) -> None:
+    """Raise `RecipeError` if torchrun or Slurm started this process: `verb` starts its own ranks."""
     launcher = world_from_environ(os.environ).launcher
     if launcher != "single":
-        what, fix = ("starts its own ranks", ", with --ranks") if has_ranks else ("runs in one process", "")
-        raise RecipeError(f"{verb}: {what}, but {launcher} started this process (start it without a launcher{fix})")
+        fix = "start it without a launcher, with --ranks"
+        raise RecipeError(f"{verb}: starts its own ranks, but {launcher} started this process ({fix})")
 
 
 def run_experiment(

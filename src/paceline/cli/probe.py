@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from paceline.cli.data_source import load_recipe_or_data
-from paceline.cli.experiment import refuse_launcher
 from paceline.cli.options import ProbeOptions
 from paceline.cli.start_line import announce
 from paceline.core.errors import DataError, RecipeError
@@ -47,7 +46,6 @@ _VAL_SHARE: Final = 4
 
 def probe(options: ProbeOptions) -> int:
     """Run `paceline probe`, and return the exit code."""
-    refuse_launcher("probe", has_ranks=False)
     name, *overrides = options.args
     loaded = load_recipe_or_data(name, overrides)
     run = RunDir(expand_path(name)) if is_run(expand_path(name)) else None

@@ -321,14 +321,6 @@ def test_a_run_that_cannot_be_written_is_probed_without_a_reference(run: Path, t
     assert any("reference.safetensors: cannot be written: " in note for note in found["notes"])
 
 
-def test_a_launcher_is_refused(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its processes would probe, and write the same files."""
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(name, value)
-    with pytest.raises(RecipeError, match=r"^probe: runs in one process, but .* \(start it without a launcher\)"):
-        probe(ProbeOptions(args=[str(run)], run_dir=tmp_path / "out"))
-
-
 def test_another_dataset_keeps_the_reference(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     found = probe_json(tmp_path, capsys, str(run), f"data.source.root={photos}/train")
     assert found["reference"] == "" and not RunDir(run).reference.exists()
