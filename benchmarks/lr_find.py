@@ -6,8 +6,7 @@
 
 Each task trains a small model with warm-up and cosine decay at nine rates, half a decade apart, around its recipe's
 rate, and at the suggestion, once per seed. The five tasks differ in data, optimizer and initial weights. Started again
-with the same --folder, the benchmark continues where it stopped. With --rules it also lists what other rules suggest
-from the same curves.
+with the same --folder, the benchmark continues where it stopped.
 """
 
 import argparse

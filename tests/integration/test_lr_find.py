@@ -41,7 +41,7 @@ def test_the_suggestion_is_that_of_the_recipe_before_it_is_scaled(paceline) -> N
     args = [*FIND[:-6], "--from", "5e-6", "--to", "5", "--repeats", "2"]
     scaled = paceline(*args, *scaling, "--json", "--run-dir", "scaled").result
     assert scaled["losses"] == plain["losses"]
-    assert scaled["suggestion"] == pytest.approx(plain["suggestion"] / 2, rel=0.05)
+    assert scaled["suggestion"] == pytest.approx(plain["suggestion"] / 2, rel=0.3)  # rounded to a series
 
 
 def test_an_interrupted_range_test_repeats_no_run(paceline, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def prediction_row(each: "Prediction | UnreadableImage") -> dict[str, Any]:
     image = os.fspath(each.path)
     if isinstance(each, UnreadableImage):
         return {"image": image, "error": each.reason}
-    guesses = [{"class": guess.name, "probability": _rounded_probability(guess)} for guess in each.guesses]
+    guesses = [{"class": guess.name, "probability": _round(guess.probability)} for guess in each.guesses]
     row = {"image": image, "predictions": guesses}
     return row if each.distance is None else {**row, "rejected": each.is_rejected, "distance": _round(each.distance)}
 
@@ -189,7 +189,7 @@ def _print_csv(top: int, *, rejects: bool) -> Iterator[ShowImage]:
         if isinstance(each, UnreadableImage):
             table.writerow([name, *[""] * (2 * top + len(more)), to_cell(each.reason)])
         else:
-            cells = [cell for guess in each.guesses for cell in (to_cell(guess.name), _rounded_probability(guess))]
+            cells = [cell for guess in each.guesses for cell in (to_cell(guess.name), _round(guess.probability))]
             answer = [int(each.is_rejected), _round(each.distance)] if each.distance is not None else []
             table.writerow([name, *cells, *[""] * (2 * top - len(cells)), *answer, ""])
         sys.stdout.flush()
@@ -243,12 +243,8 @@ def _other_guesses(guesses: tuple["Guess", ...]) -> str:
     return ", ".join(f"{printable(guess.name)} {share(guess.probability)}" for guess in guesses)
 
 
-def _rounded_probability(guess: "Guess") -> float:
-    """Return the probability with the digits that float32 guarantees."""
-    return _round(guess.probability)
-
-
 def _round(value: float) -> float:
+    """Return a value with the digits that float32 guarantees."""
     return float(f"{value:.{_DIGITS}g}")
 
 

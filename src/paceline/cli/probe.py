@@ -24,6 +24,7 @@ from paceline.recipe.load import LoadedRecipe
 if TYPE_CHECKING:
     from paceline.core.dataset import Datasets, Source
     from paceline.inference.probe.backbone import Backbone
+    from paceline.inference.probe.cache import FeatureCache
     from paceline.inference.probe.result import ProbedSplits
     from paceline.inference.reference import Reference
 
@@ -45,7 +46,7 @@ _VAL_SHARE: Final = 4
 
 def probe(options: ProbeOptions) -> int:
     """Run `paceline probe`, and return the exit code."""
-    name, *overrides = options.args or [""]
+    name, *overrides = options.args
     loaded = load_recipe_or_data(name, overrides)
     run = RunDir(expand_path(name)) if is_run(expand_path(name)) else None
     require_consent(loaded, trust_code=options.trust_code, paths=_PROBED)
@@ -100,7 +101,7 @@ def probe(options: ProbeOptions) -> int:
     ):
         write_atomic(folder.path / file, text)
     write_atomic(folder.path / "probe.json", result.model_dump_json(indent=2) + "\n")
-    _show(result, folder, datasets, cache.folder if cache else None, as_json=options.as_json)
+    _show(result, folder, datasets, cache, as_json=options.as_json)
     return 0
 
 
@@ -170,7 +171,10 @@ def _write_reference(
         return "", []
     if any(path.startswith("data.source") for path in filter(loaded.is_from_command_line, loaded.stack.origins)):
         return "", [f"{printable(run.path)}: keeps its reference for predict --reject, as this is another dataset."]
-    reference.write(run.reference)
+    try:
+        reference.write(run.reference)
+    except OSError as error:  # such as another user's run
+        return "", [f"{printable(run.reference)}: cannot be written: {error.strerror} (predict --reject needs it)"]
     return printable(run.reference), [
         "The model was trained on these images and labels: its features separate them better than new images, and may "
         "hide labels that are wrong. Probe with a model trained on other images to find those."
@@ -185,7 +189,9 @@ def _subset_notes(splits: "ProbedSplits", limit: int) -> list[str]:
             "the others are not found."]  # fmt: skip
 
 
-def _show(result: ProbeResult, folder: RunDir, datasets: "Datasets", cache: Path | None, *, as_json: bool) -> None:
+def _show(
+    result: ProbeResult, folder: RunDir, datasets: "Datasets", cache: "FeatureCache | None", *, as_json: bool
+) -> None:
     """Write the page, and print the result."""
     from paceline.report.probe_page import build_probe_page, pictured_images
     from paceline.report.render_terminal import print_page
@@ -203,8 +209,8 @@ def _show(result: ProbeResult, folder: RunDir, datasets: "Datasets", cache: Path
     print_page(page)
     print(f"report: {printable(folder.report)}")
     if cache is not None:
-        used = sum(path.stat().st_size for path in cache.glob("*.safetensors"))
-        print(f"features: {printable(cache)} ({size(used)})")
+        used = sum(stat.st_size for stat in cache.list_files().values())
+        print(f"features: {printable(cache.folder)} ({size(used)})")
 
 
 def _data_url(source: "Source", image: ProbedImage) -> str:

@@ -84,12 +84,9 @@ class Reference:
         return found
 
     def write(self, path: Path) -> None:
-        """Write the reference, with features in float16. Raise `PacelineError` on failure."""
+        """Write the reference, with features in float16. Raise `OSError`."""
         tensors = {"features": self.features.half(), "val_distances": self.val_distances}
-        try:
-            write_tensors(path, tensors, {"version": _VERSION, "checkpoint": self.checkpoint})
-        except OSError as error:
-            raise PacelineError(f"{path}: cannot be written: {error.strerror} (free some room)") from None
+        write_tensors(path, tensors, {"version": _VERSION, "checkpoint": self.checkpoint})
 
 
 def read_reference(run: RunDir, checkpoint: str) -> Reference:

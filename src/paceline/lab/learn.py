@@ -4,6 +4,7 @@ Rungs are whole trainings of 1/9, 1/3 and all of the recipe's length: each has i
 best third of a rung is trained anew, for longer, on the next one. The recipe itself is on every rung.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -195,16 +196,26 @@ def build_rung_patch(recipe: Recipe, candidate: Patch, share: float) -> Patch:
             settings.append(("train.epochs", float(f"{train.epochs * share:.6g}")))
         if getattr(schedule, "warmup_by", "step") == "epoch":  # needs whole epochs
             settings.append(("schedule.warmup_by", "step"))
-        for path, section in (("schedule", schedule), ("data.progressive", varied.data.progressive)):
+        sections = (("schedule", schedule), ("data.progressive", varied.data.progressive), ("model", varied.model))
+        for path, section in sections:
             if isinstance(section, Section):
-                values = {f"{path}.{name}": getattr(section, name) for name in type(section).model_fields}
-                settings += [(name, _shorten(value, share)) for name, value in values.items() if _is_length(value)]
+                settings += [(f"{path}.{name}", value) for name, value in _short_lengths(section, share).items()]
+        lengths = [_short_lengths(section, share) for section in varied.data.augment]
+        if any(lengths):
+            augment = zip(varied.to_dict()["data"]["augment"], lengths, strict=True)
+            settings.append(("data.augment", [entry | shorter for entry, shorter in augment]))
     if not isinstance(schedule, Plateau):  # which observes evaluations
         settings.append(("train.eval_every", "100%"))
     elif share < 1 and train.eval_every != "off":
         settings.append(("train.eval_every", _shorten(train.eval_every, share)))
     settings += [*disable_checkpoints(varied.checkpoint, Patch()), ("log.report", "off")]
     return merge_patches(recipe, candidate, drop_unchanged_settings(varied, settings))
+
+
+def _short_lengths(section: Section, share: float) -> dict[str, Any]:
+    """Return the fields of `section` that are lengths, shortened."""
+    values = {name: getattr(section, name) for name in type(section).model_fields}
+    return {name: _shorten(value, share) for name, value in values.items() if _is_length(value)}
 
 
 def _is_length(value: object) -> bool:
@@ -227,10 +238,9 @@ class Budget:
     @classmethod
     def parse(cls, text: str) -> "Budget":
         """Parse `20` or `2h`. Raise `RecipeError` for anything else."""
-        try:
-            return cls(float(text), None) if float(text) > 0 else cls(None, Duration.parse(text).seconds)
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):
+            if 0 < float(text) < math.inf:
+                return cls(float(text), None)
         try:
             duration = Duration.parse(text, TIME_UNITS)
         except ValueError:

@@ -12,15 +12,22 @@ SMOOTHING_DECADES: Final = 0.3
 """Standard deviation of the smoothing kernel, in decades of the learning rate."""
 MAX_RISE: Final = 0.1
 """Rise of the smoothed loss past its minimum, as a share of its whole fall, that the suggestion may have."""
-MAX_LOSS: Final = 1.2
-"""Losses above this many times the first ones are cut there, as those of a diverging run would move the minimum."""
+MAX_LOSS: Final = 1.05
+"""Losses above this many times the first ones are cut there: a single step or a diverging run then weighs little."""
 MIN_DROP: Final = 0.02
 """Fall of the smoothed loss, relative to the first losses, below which a curve is flat."""
+MAX_DISAGREEMENT: Final = 3.0
+"""Ratio of the rates that single runs suggest above which the suggestion has a caution."""
+MIN_STEPS_PER_DECADE: Final = 10
+"""Fewer steps while the rate rises tenfold are too few to learn at each: the suggestion may be ten times too low."""
 MIN_STEPS: Final = 10
 """Steps that every run must have before its loss diverges."""
+SERIES: Final = (1, 1.5, 2, 3, 5, 7, 10)
+"""Suggestions are one of these times a power of ten: a range test is no more accurate than their distance."""
 RULE: Final = (
     "The suggestion is the highest rate, past the minimum of the smoothed loss, before the loss has risen by "
-    f"{100 * MAX_RISE:.0f} % of its fall. The guide to learning rates compares this rule with others."
+    f"{100 * MAX_RISE:.0f} % of its fall, rounded to 1, 1.5, 2, 3, 5 or 7 times a power of ten. The guide to learning "
+    "rates compares this rule with others."
 )
 """Chosen among others by the accuracy of training at their suggestions, on five tasks (benchmarks/lr_find.py)."""
 
@@ -44,16 +51,14 @@ def list_rates(low: float, high: float, steps: int) -> tuple[float, ...]:
 
 def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> Suggestion:
     """Suggest a learning rate from the losses of each run at the first `rates`, for all runs together (see `RULE`)."""
-    length = min(len(losses) for losses in runs)
-    logarithms = np.log10(np.asarray(rates[:length]))
-    pooled = np.mean([losses[:length] for losses in runs], axis=0)
-    first = float(np.median(pooled[: max(3, length // 10)]))
-    smoothed = smooth(logarithms, np.minimum(pooled, MAX_LOSS * first))
+    length = max(len(losses) for losses in runs)
+    pooled = np.mean([cut_losses(losses, length) for losses in runs], axis=0)
+    smoothed = smooth(np.log10(np.asarray(rates[:length])), pooled)
     lowest = int(np.argmin(smoothed))
     drop = float(smoothed[: lowest + 1].max() - smoothed[lowest])
     shown = tuple(smoothed.tolist())
     low, high = rates[0], rates[-1]
-    if drop < MIN_DROP * abs(first):
+    if drop < MIN_DROP * abs(find_first(pooled)):
         if length < len(rates):
             advice = f"the loss rises from the first steps on (try --from {low / 1000:.0e} --to {high / 1000:.0e})"
         else:
@@ -69,7 +74,27 @@ def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> Sugge
         caution = f"the loss still falls at the highest rate (try --to {high * 100:.0e})"
     elif lowest == 0:
         caution = f"the loss is lowest at the lowest rate (try --from {low / 100:.0e})"
+    single = [lr for losses in runs if len(runs) > 1 and (lr := suggest_lr(rates, [losses]).lr)]
+    if not caution and single and max(single) > MAX_DISAGREEMENT * min(single):
+        caution = f"single runs suggest {min(single):g} to {max(single):g} (try more --steps or --repeats)"
+    if not caution and len(rates) <= MIN_STEPS_PER_DECADE * math.log10(high / low):
+        caution = (
+            f"fewer than {MIN_STEPS_PER_DECADE} steps while the rate rises tenfold suggest too low a rate (try "
+            f"--steps {math.ceil(MIN_STEPS_PER_DECADE * math.log10(high / low)) + 1}, or a smaller range)"
+        )
     return Suggestion(round_rate(rates[best]), shown, caution)
+
+
+def find_first(losses: NDArray[np.float64] | Sequence[float]) -> float:
+    """Return the median of the first tenth of the losses, when the rate is too low to change them."""
+    return float(np.median(losses[: max(3, len(losses) // 10)]))
+
+
+def cut_losses(losses: Sequence[float], length: int) -> NDArray[np.float64]:
+    """Return `losses` cut at the largest that count, float64 [length]; steps after a run diverged have that value."""
+    first = find_first(losses)
+    limit = first + (MAX_LOSS - 1) * abs(first)
+    return np.append(np.minimum(losses, limit), np.full(length - len(losses), limit))
 
 
 def smooth(logarithms: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -86,5 +111,7 @@ def smooth(logarithms: NDArray[np.float64], losses: NDArray[np.float64]) -> NDAr
 
 
 def round_rate(rate: float) -> float:
-    """Return a rate with two digits: the rounding of losses on another number of ranks must not show."""
-    return float(f"{rate:.1e}") if math.isfinite(rate) else rate
+    """Return the nearest rate of `SERIES`, by ratio: the rounding of losses on another number of ranks rarely shows."""
+    exponent = math.floor(math.log10(rate))
+    nearest = min(SERIES, key=lambda each: abs(math.log10(each) + exponent - math.log10(rate)))
+    return float(f"{nearest:g}e{exponent}")

@@ -344,10 +344,13 @@ def _has_member(owner: object, name: str) -> bool:
     return True
 
 
-def code_identity(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Import the plugins of `recipe`; return `file`, `sha256` and `package` of each, if known. Raise `RecipeError`."""
+def code_identity(recipe: Recipe, field: str = "") -> dict[str, dict[str, str]]:
+    """Import the plugins of `recipe`, or of one field; return `file`, `sha256` and `package` of each, if known.
+
+    Raise `RecipeError`.
+    """
     # Code in a notebook has no file. `package` is the distribution named like the top module, with its version.
-    return {plugin.name: _identify(plugin.load()) for plugin in plugins_of(recipe)}
+    return {plugin.name: _identify(plugin.load()) for plugin in plugins_of(recipe) if field in ("", plugin.path)}
 
 
 def changed_code(before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:

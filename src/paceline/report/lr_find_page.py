@@ -83,7 +83,7 @@ def _figures(result: LrFindResult) -> list[KeyFigure]:
     tested = f"{number(result.rates[0])} to {number(result.rates[len(result.smoothed) - 1])}"
     return [
         KeyFigure("suggested optim.lr", suggested, f"the recipe has {result.lr:g}"),
-        KeyFigure("rates that all runs reached", TableCell(tested), f"in {count(len(result.smoothed), 'step')}"),
+        KeyFigure("rates tested", TableCell(tested), f"in {count(len(result.smoothed), 'step')}"),
     ]
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.run_dir import RunDir
 from paceline.data.sources.build import build_datasets
 from paceline.inference.probe import backbone
+from paceline.inference.probe.cache import FeatureCache
 from paceline.models.build import build_model
+from paceline.models.features import find_feature_layer
 from paceline.recipe.load import Patch, load
 from paceline.recipe.yaml import to_yaml_text
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
@@ -180,6 +183,51 @@ def test_features_are_cached_by_weights_pixels_and_preprocessing(
     assert len(computed) == 5
 
 
+def test_equal_weights_of_other_layers_are_another_model(run: Path) -> None:
+    """A layer without weights, such as an activation, changes features as weights do; the classifier does not."""
+    recipe = load(str(run)).recipe
+    model = build_model(recipe.model, num_classes=3, channels=3)
+    layer = find_feature_layer(model, 3, recipe.model.name)
+    before = backbone._digest_model(model, layer, recipe)
+    model.set_submodule(layer, torch.nn.Linear(model.get_submodule(layer).in_features, 5))
+    assert backbone._digest_model(model, layer, recipe) == before
+    name = next(name for name, module in model.named_modules() if isinstance(module, torch.nn.ReLU))
+    model.set_submodule(name, torch.nn.SiLU())
+    assert backbone._digest_model(model, layer, recipe) != before
+
+
+def test_an_image_that_is_skipped_is_not_skipped_by_the_cache(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = Path(shutil.copytree(photos, tmp_path / "photos"))
+    file = next(copied.glob("train/red/*.png"))
+    file.write_bytes(file.read_bytes()[:60])  # its header can be read
+    args = [str(run), f"data.source.root={copied}"]
+    found = probe_json(tmp_path, capsys, *args, "data.on_bad_image=skip", name="1")
+    assert found["train_images"] == found["total_train"] - 1
+    with pytest.raises(PacelineError, match=file.name):
+        probe_json(tmp_path, capsys, *args, name="2")
+
+
+def test_a_cached_file_may_vanish_while_others_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two probes with one cache remove its oldest files at once."""
+    cache = FeatureCache(tmp_path, max_bytes=1)
+    tensors = {"features": torch.zeros(2)}
+    keys = [f"{number:064x}" for number in range(3)]
+    for key in keys:
+        FeatureCache(tmp_path, max_bytes=10**6).write(key, tensors)
+    stat = Path.stat
+
+    def vanish(path: Path, **options: bool) -> os.stat_result:
+        if path.name.startswith(keys[0]):
+            path.unlink(missing_ok=True)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", vanish)
+    cache.write("f" * 64, tensors)
+    assert [path.stem for path in cache.list_files()] == ["f" * 64]
+
+
 def test_the_cache_keeps_within_its_limit(run: Path, tmp_path: Path, capsys) -> None:
     probe_json(tmp_path, capsys, str(run), name="1", cache_gb=1e-6)
     assert len(list((tmp_path / "cache").iterdir())) == 1
@@ -264,6 +312,13 @@ def test_reject_needs_the_reference_of_these_weights(run: Path, tmp_path: Path, 
     RunDir(run).reference.write_bytes(b"damaged")
     with pytest.raises(PacelineError, match=r"reference\.safetensors: cannot be read: .*paceline probe"):
         predict(options)
+
+
+def test_a_run_that_cannot_be_written_is_probed_without_a_reference(run: Path, tmp_path: Path, capsys) -> None:
+    RunDir(run).reference.mkdir()
+    found = probe_json(tmp_path, capsys, str(run))
+    assert found["reference"] == ""
+    assert any("reference.safetensors: cannot be written: " in note for note in found["notes"])
 
 
 def test_another_dataset_keeps_the_reference(run: Path, photos: Path, tmp_path: Path, capsys) -> None:

@@ -155,6 +155,10 @@ def test_a_short_training_has_the_whole_schedule() -> None:
     sizes = recipe_of("train.epochs=90", "data.progressive={start_size: 8, begin: 9ep, end: 50%, multiple: 4}")
     progressive = apply_patch(sizes, build_rung_patch(sizes, Patch(), SHARES[1])).data.progressive
     assert (str(progressive.begin), str(progressive.end)) == ("3ep", "50%")
+    words = ("model.freeze=backbone", "model.unfreeze=30ep", "data.augment=[flip,{name: mixup, until: 60ep}]")
+    phases = recipe_of("train.epochs=90", *words)
+    short = apply_patch(phases, build_rung_patch(phases, Patch(), SHARES[1]))
+    assert (str(short.model.unfreeze), str(short.data.augment[1].until)) == ("10ep", "20ep")
     whole = apply_patch(recipe, build_rung_patch(recipe, Patch(), 1.0))
     assert whole.schedule == recipe.schedule and whole.train.epochs == 90
 
@@ -188,7 +192,7 @@ def test_a_space_that_does_not_fit_is_refused(tmp_path: Path, text: str, message
         read_space(path, recipe_of())
 
 
-@pytest.mark.parametrize("text", ["0", "-2", "many", "2ep", "0h"])
+@pytest.mark.parametrize("text", ["0", "-2", "inf", "nan", "many", "2ep", "0h"])
 def test_a_budget_that_is_neither_trainings_nor_time_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match=r"--budget: .*write 20 or 2h"):
         Budget.parse(text)

@@ -267,7 +267,7 @@ class LrFindResult(ResultModel):
     caution: str  # why the suggestion may mislead, and what to do, or ""
     rates: tuple[MeasuredFloat, ...]  # of the steps
     losses: tuple[tuple[MeasuredFloat, ...], ...]  # per run and step, as many as it trained
-    smoothed: tuple[MeasuredFloat, ...]  # of the steps that all runs have
+    smoothed: tuple[MeasuredFloat, ...]  # of the steps that any run has
     runs: tuple[str, ...]  # folders below the experiment's
     wall_s: MeasuredFloat  # sum of all successful runs
     command: tuple[str, ...]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
 from paceline.core.statistics import Interval, wilson_interval
+from paceline.core.units import count
 from paceline.inference.probe.backbone import SplitFeatures
 from paceline.inference.probe.classify import (
     NUM_FOLDS,
@@ -95,8 +96,8 @@ def check_labels(labels: Labels) -> None:
     counts = np.unique(labels, return_counts=True)[1]
     if len(counts) < 2 or counts.max() < NUM_FOLDS:
         raise DataError(
-            f"data.source: has {len(labels):,} training images of {len(counts)} classes, and a linear probe needs two "
-            f"classes with {NUM_FOLDS} images (name another dataset)"
+            f"data.source: has {count(len(labels), 'training image')} of {count(len(counts), 'class', 'classes')}, and "
+            f"a linear probe needs two classes, one of them with {NUM_FOLDS} images (name another dataset)"
         )
 
 

@@ -29,6 +29,7 @@ from paceline.models.features import capture_features, feature_tensors, find_fea
 from paceline.models.validate import choose_memory_format
 from paceline.parallel.device import choose_device
 from paceline.recipe.plan import eval_image_size, mean_and_std
+from paceline.recipe.plugins import code_identity
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
 from paceline.training.checkpoint import weights_digest, weights_sha256
@@ -49,7 +50,7 @@ _FORMAT: Final = 1
 class Backbone:
     """A frozen model in evaluation mode, and the preprocessing of its images.
 
-    `layer` is the layer whose input are the features, `digest` the SHA-256 of the tensors that they depend on, and
+    `layer` is the layer whose input are the features, `digest` the SHA-256 of all of the model that they depend on, and
     `weights` names them for a user. Of a run, `checkpoint` is its digest, else "".
     """
 
@@ -72,6 +73,7 @@ class Backbone:
             "eval_resize": self.data.eval_resize,
             "eval_crop": self.data.eval_crop,
             "interpolation": self.data.interpolation,
+            "on_bad_image": self.data.on_bad_image,
             "mean_and_std": [self.transfer.mean, self.transfer.std],
             "device": self.transfer.device.type,
             "autocast": str(self.precision.autocast_dtype),
@@ -103,7 +105,7 @@ def load_run_backbone(
         image_size=classifier.preprocessing.image_size,
         transfer=classifier.place,
         precision=classifier.precision,
-        digest=weights_sha256(feature_tensors(classifier.model, layer)),
+        digest=_digest_model(classifier.model, layer, classifier.recipe),
         weights=f"{name}, {classifier.checkpoint.parent.parent.name}/{classifier.checkpoint.name}",
         checkpoint=weights_digest(classifier.checkpoint),
     )
@@ -142,9 +144,20 @@ def load_weights_backbone(recipe: Recipe, info: DatasetInfo) -> Backbone:
         image_size=image_size,
         transfer=DeviceTransfer(device, precision.dtype, *mean_and_std(recipe.data, info), layout, pixels=info.pixels),
         precision=precision,
-        digest=weights_sha256(feature_tensors(model, layer)),
+        digest=_digest_model(model, layer, recipe),
         weights=f"{section.name}, {section.weights}",
     )
+
+
+def _digest_model(model: nn.Module, layer: str, recipe: Recipe) -> str:
+    # Equal weights are not enough: the activations of two models may differ, or the code of a user's own one.
+    layers = [
+        f"{name} {type(module).__name__ if any(module.children()) else module}"
+        for name, module in model.named_modules()
+        if name != layer
+    ]
+    facts = [weights_sha256(feature_tensors(model, layer)), layers, code_identity(recipe, "model")]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,9 +205,9 @@ def compute_features(backbone: Backbone, source: Source, num_images: int, cache:
 def _digest_samples(data: Data, source: Source, shard: EvalShard) -> tuple[str, Mapping[int, int]]:
     """Return the SHA-256 of the images' contents, and the label of each sample by index."""
     # Of the contents, not of paths: an image that is replaced has other features. Not of labels, which may be fixed.
+    digest, labels = hashlib.sha256(f"{source.info.channels} {source.info.pixels}\n".encode()), {}
     while isinstance(source, DecodedSource):
         source = source.source
-    digest, labels = hashlib.sha256(), {}
     for number in range(shard.num_batches):
         for index in shard.indices(number).tolist():
             try:

@@ -1,6 +1,7 @@
 """Cache features in a folder: one safetensors file per model, preprocessing and images, oldest removed first."""
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Final
 from torch import Tensor
 
 from paceline.core.errors import RecipeError
+from paceline.core.files import remove_abandoned
 from paceline.inference.tensor_file import read_tensors, write_tensors
 from paceline.training.checkpoint import weights_sha256
 
@@ -47,11 +49,20 @@ class FeatureCache:
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.safetensors"
 
+    def list_files(self) -> dict[Path, os.stat_result]:
+        """Return the files of the cache. Raise `OSError`."""
+        files = {}
+        for path in self.folder.iterdir():
+            if _NAME.fullmatch(path.name):
+                with contextlib.suppress(FileNotFoundError):  # another probe has removed it
+                    files[path] = path.stat()
+        return files
+
     def _remove_oldest(self, keep: Path) -> None:
-        files = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
+        remove_abandoned(self.folder)
         used = 0
-        for path in sorted(files, key=lambda path: (path != keep, -path.stat().st_mtime)):
-            used += path.stat().st_size
+        for path, stat in sorted(self.list_files().items(), key=lambda item: (item[0] != keep, -item[1].st_mtime)):
+            used += stat.st_size
             if used > self.max_bytes and path != keep:
                 with contextlib.suppress(OSError):
                     path.unlink()
