@@ -86,9 +86,11 @@ def visible_pixels(image: Tensor) -> NDArray[np.uint8]:
 def draw_heat(pixels: NDArray[np.uint8], values: NDArray[np.float32]) -> Image.Image:
     """Return pixels [H, W, C] in gray under a map [h, w], in the colors red to yellow, more opaque where it is higher.
 
-    The map is scaled to its own maximum; a map of zeros leaves the image gray.
+    The map is scaled to its own maximum; a map of zeros leaves the image gray. NaN and infinity, of 16-bit gradients
+    that overflow, count as zero.
     """
     height, width = pixels.shape[:2]
+    values = np.nan_to_num(values, posinf=0.0)
     scaled = Image.fromarray(values / (float(values.max()) or 1.0)).resize((width, height), Image.Resampling.BILINEAR)
     strength = np.asarray(scaled, dtype=np.float64)
     colors = np.stack([np.interp(strength, np.linspace(0, 1, len(_HEAT)), channel) for channel in _HEAT.T], axis=-1)

@@ -62,6 +62,8 @@ def test_heat_is_where_the_map_is_high_and_a_map_of_zeros_leaves_gray() -> None:
     values[1, 1] = 0.25  # scaled to its own maximum
     heat = np.asarray(draw_heat(pixels, values)).astype(int)
     assert heat[7, 7, 0] - heat[7, 7, 2] > 100 and heat[0, 0].tolist() == [100] * 3
+    values[0, 0], values[0, 1] = np.inf, np.nan
+    assert draw_heat(pixels, values).tobytes() == heat.astype(np.uint8).tobytes()
     assert isinstance(draw_heat(pixels[..., :1], values), Image.Image)
 
 
