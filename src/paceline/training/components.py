@@ -364,10 +364,10 @@ def build_trainer(
     )
 
 
-def build_mistake_explainer(context: RunContext, training_state: TrainingState) -> ExplainMistakes:
+def build_mistake_explainer(context: RunContext, training_state: TrainingState, trained_s: float) -> ExplainMistakes:
     """Return a function that draws the maps of `log.explain` with the weights that were evaluated, on this rank alone.
 
-    It draws none of a sharded model, whose forward pass every rank would have to take part in.
+    It takes a small share of `trained_s`, the time of the run. It draws none of a sharded model, whose forward pass every rank would have to take part in.
     """
     recipe, precision, average = context.recipe, training_state.precision, training_state.average
     is_sharded = recipe.parallel.strategy == "fsdp" and context.world.world_size > 1
@@ -375,7 +375,7 @@ def build_mistake_explainer(context: RunContext, training_state: TrainingState) 
         return lambda mistakes: {}
     transfer = context.create_transfer(precision.dtype)
     painter = MapPainter(training_state.model, transfer, precision, is_multi_label=context.is_multi_label)
-    explainer = MistakeExplainer(painter, context.datasets.val, recipe.data, context.plan.eval_image_size)
+    explainer = MistakeExplainer(painter, context.datasets.val, recipe.data, context.plan.eval_image_size, trained_s)
 
     def explain(mistakes: Sequence[MisclassifiedImage]) -> dict[int, Overlays]:
         with average.swapped() if average else contextlib.nullcontext():

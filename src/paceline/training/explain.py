@@ -23,8 +23,10 @@ from paceline.recipe.schema.data import Data
 from paceline.training.precision import Precision
 from paceline.training.thumbnails import to_visible
 
-TIME_LIMIT_S: Final = 5.0
-"""Seconds for the maps of a run's worst images, checked between images; those beyond have none."""
+_TIME_LIMIT_S: Final = (0.3, 5.0)
+"""Least and most seconds for the maps of a run's worst images, checked between images; those beyond have none."""
+_TIME_SHARE: Final = 0.03
+"""Share of the training time for them."""
 _HEAT: Final = np.array([[190, 0, 0], [255, 120, 0], [255, 240, 80]], dtype=np.float64)  # red, orange, yellow
 _MAX_OPACITY: Final = 0.8
 
@@ -101,18 +103,19 @@ def draw_heat(pixels: NDArray[np.uint8], values: NDArray[np.float32]) -> Image.I
 
 @dataclass(frozen=True)
 class MistakeExplainer:
-    """Explain misclassified images of `source` at `image_size` pixels, for up to `limit_s` seconds by `now`."""
+    """Explain misclassified images of `source` at `image_size` pixels, for 3 % of `trained_s`, but 0.3 to 5 s."""
 
     paint: MapPainter
     source: Source
     data: Data
     image_size: int
-    limit_s: float = TIME_LIMIT_S
+    trained_s: float
     now: Callable[[], float] = now_s
 
     def __call__(self, mistakes: Sequence[MisclassifiedImage]) -> Iterator[tuple[int, Overlays]]:
         """Yield the index of each image with its overlays, until the time is up."""
-        end_s = self.now() + self.limit_s
+        least_s, most_s = _TIME_LIMIT_S
+        end_s = self.now() + min(most_s, max(least_s, _TIME_SHARE * self.trained_s))
         sizing = build_eval_resizer(self.data)
         stretches = isinstance(self.source, ArraySource)  # as the evaluation does
         resizer = StretchResizer(interpolation=sizing.interpolation) if stretches else sizing

@@ -188,7 +188,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
             outputs.sinks.finished(result)
             if measured.clock_offsets_s:
                 meter.merge_traces(measured.clock_offsets_s)
-            explain = build_mistake_explainer(context, training_state)
+            explain = build_mistake_explainer(context, training_state, state.trained_s)
             _write_worst_images(process, state.last, context.datasets.val, explain)
     return result
 
