@@ -64,7 +64,7 @@ def explain_predictions(
             sections=[PageSection("images", "Images", [gallery])],
             paceline=__version__,
             about="Explained predictions",
-            source="the model's gradients",
+            source="the model's predictions",
         )
         write_new(outputs.path / PAGE_NAME, render_html(page))
     print(f"explained: {printable(folder / PAGE_NAME)}, {count(len(pictures), 'image')}", file=sys.stderr)

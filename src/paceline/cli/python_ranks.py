@@ -125,7 +125,7 @@ class _Outputs:
     def describe_error(self, code: int) -> str:
         """Return the first error that a rank has printed, with its rank unless all have the same."""
         rank, message = next(iter(self._errors), (0, f"the ranks ended with exit code {code}"))
-        is_common = rank == 0 and code == PacelineError.exit_code
+        is_common = code == PacelineError.exit_code and (rank == 0 or (0, message) in self._errors)
         is_named = is_common or message.startswith("rank ")
         return message if is_named else f"rank {rank} of {self._num_ranks}: {message}"
 

@@ -173,7 +173,7 @@ def occlusion_maps(model: nn.Module, images: Tensor, classes: Tensor, *, is_mult
                 copy[:, :, top : top + side, left : left + side] = 0  # the mean, of normalized images
             scores = _class_scores(model(covered), classes.repeat(len(starts), 1), is_multi_label=is_multi_label)
             falls.append(whole - scores.reshape(len(starts), *whole.shape))
-    return torch.stack(falls).permute(2, 3, 0, 1).relu().nan_to_num()
+    return torch.stack(falls).permute(2, 3, 0, 1).relu()
 
 
 def _class_scores(logits: Tensor, classes: Tensor, *, is_multi_label: bool) -> Tensor:

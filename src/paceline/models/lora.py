@@ -1,6 +1,7 @@
 """Low-rank adapters beside the linear layers of a model (`model.lora`), through peft, and merging them into weights."""
 
 import math
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -33,8 +34,9 @@ def add_adapters(section: Model, model: nn.Module, plan: Plan, seed: int) -> Non
     targets = _find_targets(section, model, plan, classifier)
     from peft import LoraConfig, inject_adapter_in_model
 
+    names = "|".join(map(re.escape, targets))  # as one expression, since peft takes a name in a list for an ending too
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(targets), bias="none"
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=f"(?:{names})", bias="none"
     )
     with torch.random.fork_rng(devices=[]):
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)

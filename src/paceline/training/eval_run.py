@@ -81,6 +81,6 @@ def evaluate(
                 evidence = replace(evidence, batch_norm=check)
         report = report.model_copy(update={"health": find_problems(evidence)})
         if world.is_main:
-            explain = build_mistake_explainer(context, model, precision, average, is_sharded=False)
+            explain = build_mistake_explainer(context, model, precision, average)
             write_report(report, context.datasets.val, explain)
         return report

@@ -1,6 +1,7 @@
 """Draw over images what the model looks at for a class, for reports and `paceline predict --explain`."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,8 +28,10 @@ from paceline.training.ema import WeightAverage
 from paceline.training.precision import Precision
 from paceline.training.thumbnails import to_visible
 
-TIME_LIMIT_S: Final = 5.0
-"""Seconds for the maps of a run's worst images, checked between images; those beyond have none."""
+_TIME_LIMIT_S: Final = (0.3, 5.0)
+"""Least and most seconds for the maps of a run's worst images, checked between images; those beyond have none."""
+_TIME_SHARE: Final = 0.03
+"""Share of the training time for them."""
 _HEAT: Final = np.array([[190, 0, 0], [255, 120, 0], [255, 240, 80]], dtype=np.float64)  # red, orange, yellow
 _MAX_OPACITY: Final = 0.8
 
@@ -90,9 +93,11 @@ def visible_pixels(image: Tensor) -> NDArray[np.uint8]:
 def draw_heat(pixels: NDArray[np.uint8], values: NDArray[np.float32]) -> Image.Image:
     """Return pixels [H, W, C] in gray under a map [h, w], in the colors red to yellow, more opaque where it is higher.
 
-    The map is scaled to its own maximum; a map of zeros leaves the image gray.
+    The map is scaled to its own maximum; a map of zeros leaves the image gray. NaN and infinity, of 16-bit gradients
+    that overflow, count as zero.
     """
     height, width = pixels.shape[:2]
+    values = np.nan_to_num(values, posinf=0.0)
     scaled = Image.fromarray(values / (float(values.max()) or 1.0)).resize((width, height), Image.Resampling.BILINEAR)
     strength = np.asarray(scaled, dtype=np.float64)
     colors = np.stack([np.interp(strength, np.linspace(0, 1, len(_HEAT)), channel) for channel in _HEAT.T], axis=-1)
@@ -103,18 +108,19 @@ def draw_heat(pixels: NDArray[np.uint8], values: NDArray[np.float32]) -> Image.I
 
 @dataclass(frozen=True)
 class MistakeExplainer:
-    """Explain misclassified images of `source` at `image_size` pixels, for up to `limit_s` seconds by `now`."""
+    """Explain misclassified images of `source` at `image_size` pixels, for 3 % of `trained_s`, but 0.3 to 5 s."""
 
     paint: MapPainter
     source: Source
     data: Data
     image_size: int
-    limit_s: float = TIME_LIMIT_S
+    trained_s: float
     now: Callable[[], float] = now_s
 
     def __call__(self, mistakes: Sequence[MisclassifiedImage]) -> Iterator[tuple[int, Overlays]]:
         """Yield the index of each image with its overlays, until the time is up."""
-        end_s = self.now() + self.limit_s
+        least_s, most_s = _TIME_LIMIT_S
+        end_s = self.now() + min(most_s, max(least_s, _TIME_SHARE * self.trained_s))
         sizing = build_eval_resizer(self.data)
         stretches = isinstance(self.source, ArraySource)  # as the evaluation does
         resizer = StretchResizer(interpolation=sizing.interpolation) if stretches else sizing
@@ -140,11 +146,18 @@ def explain_or_warn(
 
 
 def build_mistake_explainer(
-    context: RunContext, model: nn.Module, precision: Precision, average: WeightAverage | None, *, is_sharded: bool
+    context: RunContext,
+    model: nn.Module,
+    precision: Precision,
+    average: WeightAverage | None,
+    trained_s: float = math.inf,
+    *,
+    is_sharded: bool = False,
 ) -> ExplainMistakes:
     """Return a function that draws the maps of `log.explain` with the weights that were evaluated, on this rank alone.
 
-    It draws none of a sharded model, whose forward pass every rank would have to take part in.
+    It takes a small share of `trained_s`, the time of the run. It draws none of a sharded model, whose forward pass
+    every rank would have to take part in.
     """
     recipe = context.recipe
     if recipe.log.explain == "off" or is_sharded:
@@ -152,7 +165,7 @@ def build_mistake_explainer(
     painter = MapPainter(
         model, context.create_transfer(precision.dtype), precision, is_multi_label=context.is_multi_label
     )
-    explainer = MistakeExplainer(painter, context.datasets.val, recipe.data, context.plan.eval_image_size)
+    explainer = MistakeExplainer(painter, context.datasets.val, recipe.data, context.plan.eval_image_size, trained_s)
 
     def explain(mistakes: Sequence[MisclassifiedImage]) -> dict[int, Overlays]:
         with average.swapped() if average else contextlib.nullcontext():

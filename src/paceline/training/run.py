@@ -191,7 +191,8 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
             if measured.clock_offsets_s:
                 meter.merge_traces(measured.clock_offsets_s)
             is_sharded = context.recipe.parallel.strategy == "fsdp" and world.world_size > 1
-            explain = build_mistake_explainer(context, model, precision, training_state.average, is_sharded=is_sharded)
+            average, trained_s = training_state.average, state.trained_s
+            explain = build_mistake_explainer(context, model, precision, average, trained_s, is_sharded=is_sharded)
             _write_worst_images(process, state.last, context.datasets.val, explain)
     return result
 

@@ -49,6 +49,11 @@ def test_errors_name_their_rank_unless_they_are_of_all(capsys) -> None:
     assert capsys.readouterr().err == "Traceback\n"
     assert read_error(1, "error: rank 1 of 2: KeyError: 'a'") == "rank 1 of 2: KeyError: 'a'"
     assert read_error(0, "error: data.source.root: x is no folder", code=2) == "data.source.root: x is no folder"
+    outputs = _Outputs(2, None)
+    for rank in (1, 0):  # whichever comes first
+        outputs._read_stderr(rank, "error: model.name: no")
+    outputs.close()
+    assert outputs.describe_error(2) == "model.name: no"
     assert read_error(0, code=9) == "rank 0 of 2: the ranks ended with exit code 9"
 
 

@@ -73,6 +73,21 @@ def test_the_merged_model_is_peft_s_and_has_the_same_logits(fields: dict[str, An
         assert (layer.base_layer.weight - merged[f"{name}.weight"]).abs().max() < 1e-6
 
 
+def test_a_layer_whose_name_is_the_end_of_another_is_meant_alone() -> None:
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj, self.block = nn.Linear(12, 6), nn.ModuleDict({"proj": nn.Linear(6, 6)})
+            self.head = nn.Linear(6, 5)
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            return self.head(self.block["proj"](self.proj(pixels.flatten(1))).relu())
+
+    model, section = Nested(), section_of("parts:Nested", targets=("proj",))
+    add_adapters(section, model, plan_of(size=2), 0)
+    assert {name.partition(".lora_")[0] for name in model.state_dict() if ".lora_" in name} == {"proj"}
+
+
 def test_initial_adapters_come_from_the_seed_alone() -> None:
     def firsts(seed: int, global_seed: int) -> list[Tensor]:
         model = vit()

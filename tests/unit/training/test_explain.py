@@ -62,6 +62,8 @@ def test_heat_is_where_the_map_is_high_and_a_map_of_zeros_leaves_gray() -> None:
     values[1, 1] = 0.25  # scaled to its own maximum
     heat = np.asarray(draw_heat(pixels, values)).astype(int)
     assert heat[7, 7, 0] - heat[7, 7, 2] > 100 and heat[0, 0].tolist() == [100] * 3
+    values[0, 0], values[0, 1] = np.inf, np.nan
+    assert draw_heat(pixels, values).tobytes() == heat.astype(np.uint8).tobytes()
     assert isinstance(draw_heat(pixels[..., :1], values), Image.Image)
 
 
@@ -70,7 +72,7 @@ def test_mistakes_are_explained_until_the_time_is_up() -> None:
     info = DatasetInfo("made", "val", 4, ("a", "b", "c"), 1, None, half, half)
     source = ArraySource(info, images(4, 1), np.array([0, 1, 2, 0]))
     mistakes = [MisclassifiedImage(index, 0, 1, 0.9, 1.0) for index in (3, 1, 2)]
-    times_s = iter([0.0, 1.0, 4.9, 5.1])
-    explainer = MistakeExplainer(painter(convolutions(1), 1), source, Data(), 16, now=lambda: next(times_s))
+    times_s = iter([0.0, 0.4, 0.8, 1.0])  # a run of 30 s has 0.9 s
+    explainer = MistakeExplainer(painter(convolutions(1), 1), source, Data(), 16, 30.0, now=lambda: next(times_s))
     found = dict(explainer(mistakes))
     assert list(found) == [3, 1] and all(each.keys() == {"predicted", "true"} for each in found.values())

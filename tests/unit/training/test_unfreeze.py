@@ -165,6 +165,7 @@ def test_parameters_that_the_model_itself_freezes_are_not_trained(tmp_path: Path
     [
         (("model.unfreeze=2ep",), r"model\.unfreeze: 2ep .*model\.freeze"),
         (("model.freeze=backbone", "model.unfreeze=0ep"), r"model\.unfreeze: 0ep .*freeze=off"),
+        (("model.lora=on", "model.unfreeze=2ep"), r"model\.unfreeze: 2ep .*model\.lora"),
         ((*HEAD_FIRST, "train.capture=on"), r"model\.unfreeze: 4st .*train\.capture=on"),
         ((*HEAD_FIRST, "parallel.compression=powersgd"), r"model\.unfreeze: 4st .*compression=powersgd"),
         ((*HEAD_FIRST, "optim.name=schedule_free"), r"model\.unfreeze: 4st .*schedule_free"),

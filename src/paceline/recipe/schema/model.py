@@ -172,6 +172,8 @@ class Model(Section):
     def _check_unfreeze(self) -> Self:
         if self.unfreeze == "off":
             return self
+        if self.lora != "off":
+            refuse("model.unfreeze", f"{self.unfreeze} does not work with model.lora (leave one of them out)")
         if self.freeze == "off":
             refuse("model.unfreeze", f"{self.unfreeze} has no effect with model.freeze off (set model.freeze=backbone)")
         if self.unfreeze.value == 0:

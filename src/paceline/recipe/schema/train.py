@@ -401,10 +401,10 @@ class Log(Section):
     """Number of misclassified validation images with the highest loss to keep as thumbnails. 0 keeps no images, nor
     those of the first training step."""
     explain: Switch = "on"
-    """Draw for these images, at the end of the run and in at most five seconds, what the model looks at for the
-    predicted and for the true class (Grad-CAM, Selvaraju et al. 2017, arXiv 1610.02391; for plain transformers
-    occlusion, Zeiler and Fergus 2014, arXiv 1311.2901). Without effect on `parallel.strategy=fsdp` with several
-    ranks."""
+    """Draw for these images, at the end of the run, what the model looks at for the predicted and for the true class
+    (Grad-CAM, Selvaraju et al. 2017, arXiv 1610.02391; for plain transformers occlusion, Zeiler and Fergus 2014, arXiv
+    1311.2901). Drawing stops after 3 % of the training time, but after 0.3 to 5 seconds; the other images have no maps.
+    Without effect on `parallel.strategy=fsdp` with several ranks."""
     report: Switch = "on"
     """Write `report.html` at the end."""
     price_per_hour: PositiveFloat | Off = "off"
