@@ -18,7 +18,7 @@ from paceline.cli.tables import print_rows
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.host import usable_cores
 from paceline.core.run_dir import RunDir, is_run
-from paceline.core.units import count
+from paceline.core.units import count, seconds
 from paceline.data.files import printable
 from paceline.lab.doctor.check import DoctorFinding, failure_by, find_worst_state, ok
 from paceline.models.weights_recipe import with_weights_defaults
@@ -43,7 +43,8 @@ def check(options: CheckOptions) -> int:
     ranks = count_ranks(options.ranks, os.environ)
     refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     recipe = resolve_batch(loaded.recipe, ranks)
-    announce(f"checking {loaded.name} for {count(ranks, 'rank')}, {describe_hardware(recipe.parallel.device)}")
+    then = f"; it then trains for {options.seconds:g} s" if options.seconds else ""
+    announce(f"checking {loaded.name} for {count(ranks, 'rank')}, {describe_hardware(recipe.parallel.device)}{then}")
     run = _find_run(options)
     sections, findings = [], list[DoctorFinding]()
     for section, found in _check_all(recipe, ranks, run, options):
@@ -115,10 +116,10 @@ def _check_labels(
 ) -> tuple[DoctorSection, list[DoctorFinding]]:
     import numpy as np
 
+    from paceline.core.label_errors import find_label_errors
     from paceline.core.random import permutation
     from paceline.inference.classifier import load_classifier
     from paceline.lab.check.data import check_labels, labels_to_list
-    from paceline.lab.check.label_errors import find_label_errors
     from paceline.lab.check.near_duplicates import ImageRef
 
     try:
@@ -173,5 +174,5 @@ def _check_run(recipe: Recipe, ranks: int, options: CheckOptions) -> tuple[Docto
     if found.result is not None:
         values |= {"startup_s": found.result.time.startup_s, "wall_s": found.result.time.wall_s}
     values["estimate"] = found.estimate.model_dump() if found.estimate else None
-    title = f"run, measured for {options.seconds:g} s"
+    title = f"run, measured for {seconds(found.result.time.wall_s)}" if found.result is not None else "run"
     return _section("run", title, [*check_run(found)], values)

@@ -133,6 +133,11 @@ def test_planted_faults_are_found(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert [each["second"]["split"] for each in found["duplicates"][:3]] == ["val"] * 3  # leaks come first
     assert found["linear_val"]["value"] > 0.8 and found["linear"]["low"] < found["linear"]["value"]
     assert found["current"]["value"] <= found["doubled"]["value"] <= 1
+    result, shown = ProbeResult.model_validate(found), []
+    for number in (len(rows) // 10, len(rows) // 5):
+        page = build_probe_page(result.model_copy(update={"num_suspects": number}), "", {})
+        shown.append("labels are probably right" in str(page.summary))
+    assert shown == [False, True]
 
 
 def test_the_page_shows_each_answer_and_its_images(run: Path, tmp_path: Path, capsys) -> None:
