@@ -89,10 +89,9 @@ def _doubts(result: ProbeResult) -> list[str]:
     """Return what to think of many suspects: public datasets have 3 % of wrong labels (Northcutt et al. 2021)."""
     if result.num_suspects <= _MAX_SUSPECTS * (result.train_images + result.val_images):
         return []
-    errors = share(1 - result.linear.value)
     return [
-        f"Most of these labels are probably right: the linear probe, on which the list rests, errs on {errors} of the "
-        "images. Look at the first of the list only, or probe with a better model."
+        f"Most of the {result.num_suspects:,} labels are probably right: the linear probe, which names them, errs on "
+        f"{share(1 - result.linear.value)} of the images. Look at the first of the list, or probe with a better model."
     ]
 
 

@@ -15,12 +15,14 @@ from paceline.cli.options import PredictOptions, ProbeOptions
 from paceline.cli.predict import predict
 from paceline.cli.probe import probe
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.probe_result import ProbeResult
 from paceline.core.run_dir import RunDir
 from paceline.data.sources.build import build_datasets
 from paceline.inference.probe import backbone
 from paceline.models.build import build_model
 from paceline.recipe.load import Patch, load
 from paceline.recipe.yaml import to_yaml_text
+from paceline.report.probe_page import build_probe_page
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
 from paceline.training.trained_dataset import TrainedDataset
 
