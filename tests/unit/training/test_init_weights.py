@@ -91,7 +91,10 @@ def test_a_missing_checkpoint_is_one_line_and_a_file_beside_them_is_a_file(avera
 def test_a_run_of_another_model_is_named_with_the_setting_that_takes_it(averaging: Path) -> None:
     wanted = Model(name="speednet94", weights=str(averaging))
     model = build_model(wanted, num_classes=4, channels=3)
-    with pytest.raises(RecipeError, match=r"has no .* \(it is of a resnet18_cifar, not of a speednet94: set model.name=resnet18_cifar\)$"):
+    with pytest.raises(
+        RecipeError,
+        match=r"has no .* \(it is of a resnet18_cifar, not of a speednet94: set model.name=resnet18_cifar\)$",
+    ):
         load_initial_weights(wanted, model, find_initial_checkpoint(str(averaging)))
 
 

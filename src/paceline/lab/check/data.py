@@ -38,7 +38,7 @@ def check_classes(datasets: Datasets) -> Iterator[DoctorFinding]:
     fewest, most = int(in_train.argmin()), int(in_train.argmax())
     text = f"from {int(in_train[fewest]):,} ({names[fewest]}) to {int(in_train[most]):,} images ({names[most]})"
     if in_train[fewest] == in_train[most]:
-        text = f"{int(in_train[most]):,} training images each"
+        text = f"{count(int(in_train[most]), 'training image')} each"
     ratio = float(in_train[most]) / max(1.0, float(in_train[fewest]))
     if ratio > _MAX_IMBALANCE:
         advice = "train.class_weights=balanced, or data.sampler.name=balanced; compare the balanced accuracy"
