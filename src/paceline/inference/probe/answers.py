@@ -58,9 +58,9 @@ class Separability:
 
     def find_suspects(self) -> dict[int, int]:
         """Return the likely class of each image whose label is likely wrong, the least likely label first."""
-        judged = np.flatnonzero(self.confidence < 1)
-        errors = find_label_errors(self.linear[judged], self.labels[judged])
-        return {int(judged[position]): likely for position, likely in errors.items()}
+        learnable = np.flatnonzero(self.confidence < 1)
+        errors = find_label_errors(self.linear[learnable], self.labels[learnable])
+        return {int(learnable[position]): likely for position, likely in errors.items()}
 
 
 @dataclass(frozen=True, eq=False)
