@@ -85,8 +85,8 @@ app = typer.Typer(
     help="Train image classifiers in PyTorch, from one CPU core to a Slurm cluster, and see where every second goes.",
 )
 # In the order of `paceline --help`.
-_TRAIN, _SPEED, _SCALE = "Train and use a model", "Measure and speed up", "Scale"
-_CLUSTER, _DATA = "Run on a cluster", "Data and recipes"
+_TRAIN, _PREPARE, _SPEED = "Train and use a model", "Before you train", "Measure and speed up"
+_SCALE, _CLUSTER, _DATA = "Scale", "Run on a cluster", "Data and recipes"
 data = typer.Typer(cls=_Group, no_args_is_help=True, help="Pack, inspect, verify and benchmark data before training.")
 
 
@@ -208,15 +208,6 @@ def predict(options: PredictOptions) -> int:
     return work(options)
 
 
-@_verb("paceline probe runs/digits-20261121-101500 --images 2000", panel=_TRAIN)
-def probe(options: ProbeOptions) -> int:
-    """Find wrong labels, duplicates, leaks and unusual images, and whether more labels would help."""
-    note_duplicate_work("probe")
-    from paceline.cli.probe import probe as work
-
-    return work(options)
-
-
 @_verb("paceline export runs/digits-20261121-101500 --format onnx --out digits.onnx", panel=_TRAIN)
 def export(options: ExportOptions) -> int:
     """Export a run's model for other programs, and check its outputs against PyTorch's."""
@@ -242,17 +233,26 @@ def compare(options: CompareOptions) -> int:
     return work(options)
 
 
-@_verb("paceline check folder data.source.root=~/photos --ranks 2", panel=_SPEED)
+@_verb("paceline check folder data.source.root=~/photos --ranks 2", panel=_PREPARE)
 def check(options: CheckOptions) -> int:
-    """Before a long run, check data and labels, and estimate its time, memory and disk space."""
+    """Check the data before a long run, and estimate its time, memory and disk space."""
     from paceline.cli.check import check as work
 
     return work(options)
 
 
-@_verb("paceline lr-find folder data.source.root=~/photos", name="lr-find", panel=_TRAIN)
+@_verb("paceline probe runs/digits-20261121-101500 --images 2000", panel=_PREPARE)
+def probe(options: ProbeOptions) -> int:
+    """Find wrong labels, near duplicates, leaks and unusual images from a model's features."""
+    note_duplicate_work("probe")
+    from paceline.cli.probe import probe as work
+
+    return work(options)
+
+
+@_verb("paceline lr-find folder data.source.root=~/photos", name="lr-find", panel=_PREPARE)
 def lr_find(options: LrFindOptions) -> int:
-    """Find a learning rate for a recipe in a few short runs whose rate rises from step to step."""
+    """Suggest a learning rate, from a few short runs in which it rises from step to step."""
     from paceline.cli.lr_find import lr_find as work
 
     return work(options)

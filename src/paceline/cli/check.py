@@ -1,9 +1,10 @@
 """`paceline check`: check data, labels, time, memory and disk space before a long run."""
 
-import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from paceline.cli.tables import print_rows
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.host import usable_cores
 from paceline.core.run_dir import RunDir, is_run
-from paceline.core.units import count
+from paceline.core.units import count, seconds
 from paceline.data.files import printable
 from paceline.lab.doctor.check import DoctorFinding, failure_by, find_worst_state, ok
 from paceline.models.weights_recipe import with_weights_defaults
@@ -43,7 +44,8 @@ def check(options: CheckOptions) -> int:
     ranks = count_ranks(options.ranks, os.environ)
     refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     recipe = resolve_batch(loaded.recipe, ranks)
-    announce(f"checking {loaded.name} for {count(ranks, 'rank')}, {describe_hardware(recipe.parallel.device)}")
+    then = f"; it then trains for {options.seconds:g} s" if options.seconds else ""
+    announce(f"checking {loaded.name} for {count(ranks, 'rank')}, {describe_hardware(recipe.parallel.device)}{then}")
     run = _find_run(options)
     sections, findings = [], list[DoctorFinding]()
     for section, found in _check_all(recipe, ranks, run, options):
@@ -114,11 +116,12 @@ def _check_labels(
     run: RunDir, datasets: "Datasets", options: CheckOptions
 ) -> tuple[DoctorSection, list[DoctorFinding]]:
     import numpy as np
+    import torch
 
+    from paceline.core.label_errors import find_label_errors
     from paceline.core.random import permutation
     from paceline.inference.classifier import load_classifier
     from paceline.lab.check.data import check_labels, labels_to_list
-    from paceline.lab.check.label_errors import find_label_errors
     from paceline.lab.check.near_duplicates import ImageRef
 
     try:
@@ -131,12 +134,13 @@ def _check_labels(
         source, num_images = datasets.val, len(datasets.val)
         indices = np.sort(permutation(0, 0, num_images)[: options.images]).tolist()
         images, rows = list[ImageRef](), list[Any]()
-        with DataProgress("images") as progress:
+        with DataProgress("images") as progress, ThreadPoolExecutor(usable_cores()) as pool:
             for start in range(0, len(indices), _BATCH):
-                batch, read = _read_batch(classifier, source, indices[start : start + _BATCH])
-                images += read
-                rows += [classifier.probabilities(batch).cpu().numpy()] if read else []
-                progress(len(images), len(indices))
+                answers = pool.map(partial(_read_image, classifier, source), indices[start : start + _BATCH])
+                if read := [each for each in answers if each is not None]:
+                    images += [image for _, image in read]
+                    rows.append(classifier.probabilities(torch.stack([pixels for pixels, _ in read])).cpu().numpy())
+                progress(min(start + _BATCH, len(indices)), len(indices))
     except PacelineError as error:
         return _section("labels", "labels", [DoctorFinding("labels", *failure_by(error))], {})
     probabilities = np.concatenate(rows) if rows else np.zeros((0, len(classifier.classes)))
@@ -145,21 +149,18 @@ def _check_labels(
     return _section("labels", "labels", [finding], {"likely_wrong": labels_to_list(errors, images, source)})
 
 
-def _read_batch(classifier: Any, source: Any, indices: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Return the images [N, C, H, W] that can be read of those named, preprocessed, and their names and labels."""
-    import torch
-
+def _read_image(classifier: Any, source: Any, index: int) -> tuple[Any, Any] | None:
+    """Return an image [C, H, W], preprocessed, with its name and label; None if it cannot be read."""
     from paceline.data.decode_array import encode_pixels
     from paceline.lab.check.near_duplicates import ImageRef
 
-    images, refs = [], []
-    for index in indices:
-        with contextlib.suppress(DataError):
-            content, label = source.read(index)
-            data = content if isinstance(content, bytes) else encode_pixels(content)
-            images.append(classifier.image(data, source.name_of(index)))
-            refs.append(ImageRef("val", index, source.name_of(index), label))
-    return torch.stack(images) if images else None, refs
+    try:
+        content, label = source.read(index)
+        data = content if isinstance(content, bytes) else encode_pixels(content)
+        pixels = classifier.image(data, source.name_of(index))
+    except DataError:
+        return None
+    return pixels, ImageRef("val", index, source.name_of(index), label)
 
 
 def _check_run(recipe: Recipe, ranks: int, options: CheckOptions) -> tuple[DoctorSection, list[DoctorFinding]]:
@@ -173,5 +174,5 @@ def _check_run(recipe: Recipe, ranks: int, options: CheckOptions) -> tuple[Docto
     if found.result is not None:
         values |= {"startup_s": found.result.time.startup_s, "wall_s": found.result.time.wall_s}
     values["estimate"] = found.estimate.model_dump() if found.estimate else None
-    title = f"run, measured for {options.seconds:g} s"
+    title = f"run, measured for {seconds(found.result.time.wall_s)}" if found.result is not None else "run"
     return _section("run", title, [*check_run(found)], values)

@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,7 @@ from paceline.report.document import Gallery, PageSection, ReportPage, Thumbnail
 from paceline.report.render import render_html
 from paceline.report.text import clean_text
 from paceline.training.eval_outputs import output_dir
-from paceline.training.thumbnails import encode_thumbnail
+from paceline.training.thumbnails import encode_thumbnail, to_data_url
 
 MAX_EXPLAINED: Final = 100
 """Images that are explained: each takes passes of its own through the model, and 20 to 60 KB of the page."""
@@ -77,16 +76,11 @@ def _write_maps(folder: Path, number: int, explained: ExplainedImage) -> Thumbna
     for position, (guess, drawn) in enumerate(explained.maps, start=1):
         data, suffix = encode_thumbnail(drawn, _MAX_SIDE)
         write_new(folder / f"{number:03}.{position}.{suffix}", data)
-        overlays.append((_to_url(data, suffix), f"what speaks for {clean_text(guess.name, 60)}"))
+        overlays.append((to_data_url(data, suffix), f"what speaks for {clean_text(guess.name, 60)}"))
     return Thumbnail(
-        _to_url(*encode_thumbnail(explained.image, _MAX_SIDE)),
+        to_data_url(*encode_thumbnail(explained.image, _MAX_SIDE)),
         guesses[0] if guesses else "no class above the threshold",
         guesses[1 : 1 + _MAX_DETAILS],
         clean_text(printable(explained.prediction.path), 300),
         overlays,
     )
-
-
-def _to_url(data: bytes, suffix: str) -> str:
-    kind = "png" if suffix == "png" else "jpeg"
-    return f"data:image/{kind};base64,{b64encode(data).decode('ascii')}"

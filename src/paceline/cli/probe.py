@@ -1,6 +1,5 @@
 """`paceline probe`: ask the features of a frozen model about a dataset."""
 
-import base64
 import sys
 import time
 from datetime import datetime
@@ -215,8 +214,6 @@ def _show(
 
 def _data_url(source: "Source", image: ProbedImage) -> str:
     from paceline.training.eval_outputs import read_image
-    from paceline.training.thumbnails import encode_thumbnail
+    from paceline.training.thumbnails import encode_thumbnail, to_data_url
 
-    content, suffix = encode_thumbnail(read_image(source, image.index))
-    kind = "jpeg" if suffix == "jpg" else suffix
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    return to_data_url(*encode_thumbnail(read_image(source, image.index)))

@@ -36,16 +36,19 @@ def load_weights(model: nn.Module, path: str, name: str, setting: str = "") -> s
     return copy_weights(model, _strip_prefixes(read_weights(path)), setting or path, name)
 
 
-def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str) -> str:
+def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name: str, trained_name: str = "") -> str:
     """Copy the tensors `given`, read from `path`, into model `name`, in place; return a summary.
 
-    A classifier with another number of classes keeps its initial weights. The first filters are fitted to the
-    input channels. Raise `RecipeError` for any other difference; `model` is then unchanged.
+    `trained_name` is the model that they are of, if it is known. A classifier with another number of classes keeps its
+    initial weights. The first filters are fitted to the input channels. Raise `RecipeError` for any other difference;
+    `model` is then unchanged.
     """
     wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_BATCH_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if not key.endswith(_BATCH_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if key in wanted or not key.startswith(_AUX_PREFIXES)}
     hint = f"(is it for another model than {name}?)"
+    if trained_name not in ("", name):
+        hint = f"(it is of a {trained_name}, not of a {name}: set model.name={trained_name})"
     before, given = given, _adapt_to_model(model, given, wanted)
     _refuse_resampled_filters(model, before, given, path, hint)
     missing = _find_missing_classifier(model, given, wanted)

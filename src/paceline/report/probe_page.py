@@ -32,6 +32,8 @@ NUM_PICTURES: Final = 12
 _MAX_THUMBNAIL_BYTES: Final = 200_000
 _NUM_OPEN: Final = 10
 _NUM_PRINTED: Final = 5
+_MAX_SUSPECTS: Final = 0.1
+"""Share of images above which suspects say more of the model than of the labels."""
 
 
 def pictured_images(result: ProbeResult) -> list[ProbedImage]:
@@ -70,7 +72,7 @@ def build_probe_page(result: ProbeResult, title: str, thumbnails: Thumbnails) ->
         source="the features of a frozen model. Numbers are those of probe.json, rounded here only",
         summary=[
             *(_first_rows(each) for each in (suspects, duplicates, unusual) if each.rows),
-            *map(Paragraph, result.notes),
+            *map(Paragraph, (*_doubts(result), *result.notes)),
         ],
     )
 
@@ -81,6 +83,16 @@ def _status(result: ProbeResult) -> str:
         count(result.num_leaks, "leak between splits", "leaks between splits"),
     ]
     return ", ".join(found)
+
+
+def _doubts(result: ProbeResult) -> list[str]:
+    """Return what to think of many suspects: public datasets have 3 % of wrong labels (Northcutt et al. 2021)."""
+    if result.num_suspects <= _MAX_SUSPECTS * (result.train_images + result.val_images):
+        return []
+    return [
+        f"Most of the {result.num_suspects:,} labels are probably right: the linear probe, which names them, errs on "
+        f"{share(1 - result.linear.value)} of the images. Look at the first of the list, or probe with a better model."
+    ]
 
 
 def _figures(result: ProbeResult) -> list[KeyFigure]:
@@ -156,7 +168,7 @@ def _suspect_blocks(result: ProbeResult, table: Table, thumbnails: Thumbnails) -
         "Look at them from the top: some are wrong, others only hard."
     )
     return [
-        Paragraph(note),
+        Paragraph(" ".join([note, *_doubts(result)])),
         *_gallery("Suspects", [_suspect_picture(each, thumbnails) for each in result.suspects]),
         table,
     ]

@@ -92,7 +92,7 @@ def load_initial_weights(
     path = Path(checkpoint)
     run_recipe = load(str(path.parent.parent)).recipe
     tensors = model_tensors(_load_source_model(run_recipe, section, path))
-    sentence = copy_weights(model, tensors, weights, section.name)
+    sentence = copy_weights(model, tensors, weights, section.name, run_recipe.model.name)
     which = "averaged weights" if has_weight_average(run_recipe.train, run_recipe.optim) else "weights"
     origin |= {"checkpoint": path.name, "sha256": weights_sha256(tensors)}
     _check_sha256(weights, origin["sha256"], section.weights_sha256, "model.weights_sha256")

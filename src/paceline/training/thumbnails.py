@@ -1,5 +1,6 @@
 """Folders of thumbnails in a run directory, which are replaced as a whole."""
 
+import base64
 import contextlib
 import shutil
 from collections.abc import Iterator
@@ -56,3 +57,9 @@ def encode_thumbnail(picture: Image.Image, size: int = 96) -> tuple[bytes, str]:
     picture.thumbnail((size, size), Image.Resampling.LANCZOS)
     picture.save(file, "JPEG", quality=_JPEG_QUALITY)
     return file.getvalue(), "jpg"
+
+
+def to_data_url(data: bytes, suffix: str) -> str:
+    """Return the file content that `encode_thumbnail` returned as a data URL."""
+    kind = "png" if suffix == "png" else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"

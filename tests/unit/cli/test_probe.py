@@ -16,6 +16,7 @@ from paceline.cli.options import PredictOptions, ProbeOptions
 from paceline.cli.predict import predict
 from paceline.cli.probe import probe
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.probe_result import ProbeResult
 from paceline.core.run_dir import RunDir
 from paceline.data.sources.build import build_datasets
 from paceline.inference.probe import backbone
@@ -24,6 +25,7 @@ from paceline.models.build import build_model
 from paceline.models.features import find_feature_layer
 from paceline.recipe.load import Patch, load
 from paceline.recipe.yaml import to_yaml_text
+from paceline.report.probe_page import build_probe_page
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, model_tensors
 from paceline.training.trained_dataset import TrainedDataset
 
@@ -136,6 +138,11 @@ def test_planted_faults_are_found(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert [each["second"]["split"] for each in found["duplicates"][:3]] == ["val"] * 3  # leaks come first
     assert found["linear_val"]["value"] > 0.8 and found["linear"]["low"] < found["linear"]["value"]
     assert found["current"]["value"] <= found["doubled"]["value"] <= 1
+    result, shown = ProbeResult.model_validate(found), []
+    for number in (len(rows) // 10, len(rows) // 5):
+        page = build_probe_page(result.model_copy(update={"num_suspects": number}), "", {})
+        shown.append("labels are probably right" in str(page.summary))
+    assert shown == [False, True]
 
 
 def test_the_page_shows_each_answer_and_its_images(run: Path, tmp_path: Path, capsys) -> None:

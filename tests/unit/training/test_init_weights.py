@@ -88,6 +88,16 @@ def test_a_missing_checkpoint_is_one_line_and_a_file_beside_them_is_a_file(avera
     assert find_initial_checkpoint(str(beside)) == ""
 
 
+def test_a_run_of_another_model_is_named_with_the_setting_that_takes_it(averaging: Path) -> None:
+    wanted = Model(name="speednet94", weights=str(averaging))
+    model = build_model(wanted, num_classes=4, channels=3)
+    with pytest.raises(
+        RecipeError,
+        match=r"has no .* \(it is of a resnet18_cifar, not of a speednet94: set model.name=resnet18_cifar\)$",
+    ):
+        load_initial_weights(wanted, model, find_initial_checkpoint(str(averaging)))
+
+
 @pytest.mark.parametrize("weights", ["off", "nowhere", "nowhere/checkpoints/best", "last", "checkpoints/step-00000001"])
 def test_weights_that_are_no_folder_are_no_checkpoint(tmp_path: Path, monkeypatch, weights: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -76,6 +76,7 @@ class ProcessLoader:
         # A process forked from one with threads can inherit a lock that is never released: CPython 3.11 takes one
         # before it runs any Python (`_PyThreadState_DeleteExcept`). This is rare: kill the workers, and start again.
         for _ in range(_MAX_START_ATTEMPTS):
+            dataloader_iter: Any = None  # a worker that inherits that of a failed attempt prints a traceback
             self.progress.clear()
             self.loader_stats.start_workers(self._num_workers(first, stop))
             # DataLoader has no public list of its processes: they are the children that it adds.

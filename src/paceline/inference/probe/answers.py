@@ -1,6 +1,6 @@
 """Answer the questions of `paceline probe` from features alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import DataError
+from paceline.core.label_errors import find_label_errors
 from paceline.core.statistics import Interval, wilson_interval
 from paceline.core.units import count
 from paceline.inference.probe.backbone import SplitFeatures
@@ -56,23 +57,11 @@ class Separability:
         own = self.linear[np.arange(len(self.labels)), self.labels]
         return np.where(counts[self.labels] < 2, 1.0, own)
 
-    def find_suspects(self) -> NDArray[np.int64]:
-        """Return the images whose label is likely wrong by confident learning, the least confident first.
-
-        They are those with a probability of another class that is at least that class's mean over its own images
-        (Northcutt et al. 2021, arXiv 1911.00068, section 3.1).
-        """
-        # Ranked by self-confidence: of 5 % flipped labels among 2,000 images of CIFAR-10, over 80 % are in the top
-        # 6 %, by the margin to the most likely other class 70 %, and by k-NN 65 to 75 % (measured, three draws).
-        num_classes = self.linear.shape[1]
-        counts = np.bincount(self.labels, minlength=num_classes)
-        sums = np.bincount(self.labels, weights=self.confidence, minlength=num_classes)
-        thresholds = np.where(counts > 0, sums / np.maximum(counts, 1), np.inf)
-        is_confident = self.linear >= thresholds
-        candidate = np.where(is_confident, self.linear, -1).argmax(axis=1)
-        is_suspect = is_confident.any(axis=1) & (candidate != self.labels) & (self.confidence < 1)
-        suspects = np.flatnonzero(is_suspect)
-        return suspects[np.argsort(self.confidence[suspects], kind="stable")]
+    def find_suspects(self) -> dict[int, int]:
+        """Return the likely class of each image whose label is likely wrong, the least likely label first."""
+        learnable = np.flatnonzero(self.confidence < 1)
+        errors = find_label_errors(self.linear[learnable], self.labels[learnable])
+        return {int(learnable[position]): likely for position, likely in errors.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +69,7 @@ class Answers:
     """All answers; images are numbered training first, then validation."""
 
     separability: Separability
-    suspects: NDArray[np.int64]
+    suspects: Mapping[int, int]  # likely class by image
     pairs: NDArray[np.int64]  # [P, 2]
     similarities: NDArray[np.float32]
     curve: Sequence[tuple[int, Interval]]

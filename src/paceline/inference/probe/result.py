@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -70,7 +71,7 @@ def build_result(answers: Answers, splits: ProbedSplits, **fields: Any) -> Probe
         linear_val=linear_val,
         knn_val=knn_val,
         num_suspects=len(answers.suspects),
-        suspects=[_describe_suspect(answers, splits, each) for each in answers.suspects[:_MAX_LISTED].tolist()],
+        suspects=[_describe_suspect(answers, splits, *each) for each in islice(answers.suspects.items(), _MAX_LISTED)],
         num_duplicates=int((~is_leak).sum()),
         num_leaks=int(is_leak.sum()),
         duplicates=list(_describe_pairs(answers, splits, _MAX_LISTED)),
@@ -93,16 +94,13 @@ def _listed_name(source: Source, index: int) -> str:
     return printable(source.get_listed_path(index)) if isinstance(source, ImageFileSource) else source.name_of(index)
 
 
-def _describe_suspect(answers: Answers, splits: ProbedSplits, number: int) -> SuspectLabel:
+def _describe_suspect(answers: Answers, splits: ProbedSplits, number: int, suggested: int) -> SuspectLabel:
     separability = answers.separability
-    others = separability.linear[number].copy()
-    others[separability.labels[number]] = -1
-    suggested = int(others.argmax())
     return SuspectLabel(
         image=splits.describe(number),
         confidence=_rounded(separability.confidence[number]),
         suggested=splits.class_names[suggested],
-        suggested_confidence=_rounded(others[suggested]),
+        suggested_confidence=_rounded(separability.linear[number, suggested]),
         knn_agrees=int(separability.knn[number].argmax()) == suggested,
     )
 
@@ -118,8 +116,7 @@ def _describe_pairs(answers: Answers, splits: ProbedSplits, most: int | None) ->
 
 def images_csv(answers: Answers, splits: ProbedSplits) -> str:
     """Return a row per image, the least likely label first, with the predictions and the distance."""
-    separability, names = answers.separability, splits.class_names
-    suspects, rows = set(answers.suspects.tolist()), []
+    separability, names, rows = answers.separability, splits.class_names, []
     for number in np.argsort(separability.confidence, kind="stable").tolist():
         image = splits.describe(number)
         rows.append(
@@ -128,7 +125,7 @@ def images_csv(answers: Answers, splits: ProbedSplits) -> str:
                 to_cell(names[separability.linear[number].argmax()]),
                 to_cell(names[separability.knn[number].argmax()]),
                 _rounded(separability.confidence[number]),
-                int(number in suspects),
+                int(number in answers.suspects),
                 _rounded(answers.distances[number]),
             ]
         )

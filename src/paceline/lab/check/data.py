@@ -1,7 +1,8 @@
 """Check a dataset before a long run: classes, unreadable images, copies and leaks, and likely wrong labels."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +13,6 @@ from paceline.core.results import printable_class_name
 from paceline.core.units import count, join_few, share
 from paceline.data.files import printable
 from paceline.data.sources.fingerprint import get_labels
-from paceline.lab.check.label_errors import LabelError
 from paceline.lab.check.near_duplicates import CopyGroup, DuplicateScan, ImageRef
 from paceline.lab.doctor.check import DoctorFinding, failure, ok, warning
 
@@ -38,7 +38,7 @@ def check_classes(datasets: Datasets) -> Iterator[DoctorFinding]:
     fewest, most = int(in_train.argmin()), int(in_train.argmax())
     text = f"from {int(in_train[fewest]):,} ({names[fewest]}) to {int(in_train[most]):,} images ({names[most]})"
     if in_train[fewest] == in_train[most]:
-        text = f"{int(in_train[most]):,} training images each"
+        text = f"{count(int(in_train[most]), 'training image')} each"
     ratio = float(in_train[most]) / max(1.0, float(in_train[fewest]))
     if ratio > _MAX_IMBALANCE:
         advice = "train.class_weights=balanced, or data.sampler.name=balanced; compare the balanced accuracy"
@@ -63,7 +63,9 @@ def _count_classes(source: Source) -> NDArray[Any] | None:
 
 def check_images(scan: DuplicateScan, datasets: Datasets, *, skips_bad: bool) -> Iterator[DoctorFinding]:
     """Yield findings on unreadable images, on copies across splits, with several labels, and others."""
-    sample = f" of {scan.images:,}" if scan.images == scan.total else f" in a random sample of {scan.images:,}"
+    is_whole = scan.images == scan.total
+    sample = f" of {scan.images:,}" if is_whole else f" in a random sample of {scan.images:,}"
+    among = "" if is_whole else sample
     if scan.bad:
         found = f"{count(len(scan.bad), 'image')}{sample}: {printable(scan.bad[0].name)} {scan.bad[0].reason}"
         advice = "paceline data verify lists them all; remove or replace them"
@@ -74,12 +76,12 @@ def check_images(scan: DuplicateScan, datasets: Datasets, *, skips_bad: bool) ->
     leaks = [group for group in scan.groups if group.in_both_splits]
     if leaks:
         of_val = scan.leaked / max(1, round(len(datasets.val) * scan.images / max(1, scan.total)))
-        found = f"{count(scan.leaked, 'validation image')} ({share(of_val)}){sample} also in training"
+        found = f"{count(scan.leaked, 'validation image')} ({share(of_val)}){among} also in training"
         advice = "remove one of each: the accuracy on them says nothing about new images"
         outcome = (failure if of_val >= _MAX_LEAKED else warning)(f"{found}\n{_pair_lines(leaks, datasets)}", advice)
         yield DoctorFinding("leaks", *outcome)
-    else:
-        yield DoctorFinding("leaks", *ok(f"no validation image{sample} is also in training"))
+    elif len(datasets.val):
+        yield DoctorFinding("leaks", *ok(f"no validation image{among} is also in training"))
     mixed = [group for group in scan.groups if group.in_two_classes]
     if mixed:
         found = f"{count(len(mixed), 'image')}{sample} with more than one label\n{_pair_lines(mixed, datasets)}"
@@ -94,15 +96,17 @@ def check_images(scan: DuplicateScan, datasets: Datasets, *, skips_bad: bool) ->
         yield DoctorFinding("copies", *ok(text))
 
 
-def check_labels(errors: Sequence[LabelError], images: Sequence[ImageRef], run: str, source: Source) -> DoctorFinding:
-    """Return the finding on likely wrong labels of `images`, by the model of `run`."""
+def check_labels(errors: Mapping[int, int], images: Sequence[ImageRef], run: str, source: Source) -> DoctorFinding:
+    """Return the finding on likely wrong labels of `images`, by the model of `run`.
+
+    `errors` has the likely class of images by position.
+    """
     basis = f"of {count(len(images), 'validation image')}, by the model of {run} and confident learning"
     if not errors:
         return DoctorFinding("labels", *ok(f"none likely to be wrong {basis}"))
     lines = [
-        f"{printable(images[each.position].name)} is {_class_text(source, each.label)}, "
-        f"likely {_class_text(source, each.likely)}"
-        for each in errors[:_SHOWN]
+        f"{each['image']} is {each['label']}, likely {each['likely']}"
+        for each in labels_to_list(errors, images, source)[:_SHOWN]
     ]
     found = "\n".join([f"{len(errors):,} likely to be wrong {basis}", *lines, *_more(len(errors))])
     return DoctorFinding("labels", *warning(found, "look at them: a model that errs can be at fault, too"))
@@ -121,16 +125,15 @@ def copies_to_dict(scan: DuplicateScan, datasets: Datasets) -> dict[str, Any]:
     return {**counts, "groups": len(scan.groups), "pairs": pairs, "unreadable": [each.name for each in scan.bad]}
 
 
-def labels_to_list(errors: Iterable[LabelError], images: Sequence[ImageRef], source: Source) -> list[dict[str, Any]]:
+def labels_to_list(errors: Mapping[int, int], images: Sequence[ImageRef], source: Source) -> list[dict[str, str]]:
     """Return plain values of the first `MAX_PAIRS` likely label errors."""
     return [
         {
-            "image": printable(images[each.position].name),
-            "label": _class_text(source, each.label),
-            "likely": _class_text(source, each.likely),
-            "margin": each.margin,
+            "image": printable(images[position].name),
+            "label": _class_text(source, images[position].label),
+            "likely": _class_text(source, likely),
         }
-        for each in [*errors][:MAX_PAIRS]
+        for position, likely in islice(errors.items(), MAX_PAIRS)
     ]
 
 

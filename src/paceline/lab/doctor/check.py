@@ -68,8 +68,9 @@ def failure(found: str, advice: str) -> Outcome:
 
 def failure_by(error: PacelineError) -> Outcome:
     """Return the problem that a run would fail with `error`."""
-    # Every message ends with its fix in parentheses.
-    found, _, advice = str(error).rpartition(" (")
+    # Every message ends with its fix: in parentheses, or after a semicolon.
+    text = str(error)
+    found, _, advice = text.rpartition(" (" if text.endswith(")") else "; ")
     return failure(found, advice.removesuffix(")")) if found else failure(advice, "fix it")
 
 

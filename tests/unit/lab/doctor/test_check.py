@@ -39,10 +39,11 @@ def test_a_finding_of_another_place_names_it() -> None:
     ("message", "found", "advice"),
     [
         ("PORT: 1 (of 2) is taken (take 3)", "PORT: 1 (of 2) is taken", "take 3"),
+        ("a.jpg is broken (starts with 'x'); remove it", "a.jpg is broken (starts with 'x')", "remove it"),
         ("it is broken", "it is broken", "fix it"),
     ],
 )
-def test_an_error_s_last_brackets_are_the_advice(message: str, found: str, advice: str) -> None:
+def test_an_error_s_last_brackets_or_words_are_the_advice(message: str, found: str, advice: str) -> None:
     assert failure_by(WorldError(message)) == failure(found, advice)
 
 

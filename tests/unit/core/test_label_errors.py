@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from paceline.lab.check.label_errors import find_label_errors
+from paceline.core.label_errors import find_label_errors
 
 
 def test_labels_that_were_swapped_are_found_and_ranked() -> None:
@@ -15,19 +15,19 @@ def test_labels_that_were_swapped_are_found_and_ranked() -> None:
     labels = true.copy()
     wrong = [11, 50, 200]
     labels[wrong] = (labels[wrong] + 1) % 3
-    probabilities[50, true[50]] = 0.99
+    probabilities[50, labels[50]] = 0.01
     found = find_label_errors(probabilities, labels)
-    assert sorted(each.position for each in found) == wrong and found[0].position == 50
-    assert all(each.likely == true[each.position] and each.label == labels[each.position] for each in found)
+    assert sorted(found) == wrong and next(iter(found)) == 50
+    assert all(likely == true[position] for position, likely in found.items())
 
 
 def test_a_class_of_which_the_model_is_unsure_has_a_lower_threshold() -> None:
     """0.6 is below the mean of a sure class, and above that of an unsure one (Northcutt et al., section 3.1)."""
     probabilities = np.array([[0.95, 0.05]] * 20 + [[0.5, 0.5]] * 20 + [[0.4, 0.6], [0.6, 0.4]])
     labels = np.array([0] * 20 + [1] * 20 + [0, 1])
-    assert [each.position for each in find_label_errors(probabilities, labels)] == [40]
+    assert find_label_errors(probabilities, labels) == {40: 1}
 
 
 def test_no_images_and_absent_classes_are_no_errors() -> None:
-    assert find_label_errors(np.zeros((0, 2)), np.zeros(0, dtype=np.int64)) == []
-    assert find_label_errors(np.array([[0.1, 0.9], [0.2, 0.8]]), np.array([0, 0])) == []
+    assert find_label_errors(np.zeros((0, 2)), np.zeros(0, dtype=np.int64)) == {}
+    assert find_label_errors(np.array([[0.1, 0.9], [0.2, 0.8]]), np.array([0, 0])) == {}
