@@ -87,7 +87,7 @@ def test_a_diverged_run_ends_alike_if_it_is_resumed(paceline, tmp_path: Path, ra
 
 def test_the_range_must_rise(paceline) -> None:
     failed = paceline("lr-find", *SMALL, "--from", "1", "--to", "0.1", "--run-dir", "found")
-    failed.assert_error("--from, --to: 1 to 0.1 is not a range that rises")
+    failed.assert_error("--from, --to: 1 to 0.1 does not rise")
 
 
 LEARN = (

@@ -27,7 +27,7 @@ def lr_find(options: LrFindOptions) -> int:
     """Run `paceline lr-find`, and return the exit code."""
     if not 0 < options.low < options.high < math.inf:
         raise RecipeError(
-            f"--from, --to: {options.low:g} to {options.high:g} is not a range that rises from above 0 (write 1e-7 and 10)"
+            f"--from, --to: {options.low:g} to {options.high:g} does not rise from above 0 (write 1e-7 and 10)"
         )
     name, overrides = split_recipe_args(options.args)
     refuse_launcher("lr-find")
