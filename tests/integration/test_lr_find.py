@@ -87,7 +87,7 @@ def test_a_diverged_run_ends_alike_if_it_is_resumed(paceline, tmp_path: Path, ra
 
 def test_the_range_must_rise(paceline) -> None:
     failed = paceline("lr-find", *SMALL, "--from", "1", "--to", "0.1", "--run-dir", "found")
-    failed.assert_error("--from: 1 is not between 0 and --to 0.1 (lower it)")
+    failed.assert_error("--from, --to: 1 to 0.1 does not rise")
 
 
 LEARN = (
@@ -130,6 +130,7 @@ def test_a_search_for_accuracy_that_is_killed_resumes_to_the_same_recipe(pacelin
     [
         (["--budget", "3"], "--budget: 3 is less than the 9.1 trainings"),
         (["--vary", "optim.lr=1,2"], "--vary: has no effect with --learn"),
+        (["--repeats", "5"], "--repeats: has no effect with --learn"),
         (["train.eval_every=off"], "train.eval_every: off leaves no accuracy"),
     ],
 )

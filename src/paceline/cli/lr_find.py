@@ -1,5 +1,6 @@
 """`paceline lr-find`: suggest a learning rate from short runs whose rate rises from step to step."""
 
+import math
 from functools import partial
 
 from paceline.cli.args import split_recipe_args
@@ -24,8 +25,10 @@ from paceline.recipe.plan import divide_batch
 
 def lr_find(options: LrFindOptions) -> int:
     """Run `paceline lr-find`, and return the exit code."""
-    if not 0 < options.low < options.high:
-        raise RecipeError(f"--from: {options.low:g} is not between 0 and --to {options.high:g} (lower it)")
+    if not 0 < options.low < options.high < math.inf:
+        raise RecipeError(
+            f"--from, --to: {options.low:g} to {options.high:g} does not rise from above 0 (write 1e-7 and 10)"
+        )
     name, overrides = split_recipe_args(options.args)
     refuse_launcher("lr-find")
     runs = plan_short_runs(

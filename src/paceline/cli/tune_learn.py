@@ -34,11 +34,14 @@ _SEEDS: Final = 3
 
 def tune_learn(options: TuneOptions) -> int:
     """Run `paceline tune --learn`, and return the exit code."""
-    for option, value in (("--vary", options.vary), ("--allow-batch", options.allow_batch)):
-        if value:
-            raise RecipeError(
-                f"{option}: has no effect with --learn (leave it out, and name fields in a --search file)"
-            )
+    for option, is_set in (
+        ("--vary", options.vary),
+        ("--allow-batch", options.allow_batch),
+        ("--steps", options.steps != TuneOptions.steps),
+        ("--repeats", options.repeats != TuneOptions.repeats),
+    ):
+        if is_set:
+            raise RecipeError(f"{option}: has no effect with --learn (use --search, --budget and --seeds)")
     name, overrides = split_recipe_args(options.args)
     refuse_launcher("tune")
     runs = plan_short_runs(name, overrides, options, build_patch=lambda recipe: Patch())
