@@ -60,7 +60,7 @@ def _find_candidates(features: Floats, thumbnails: NDArray[np.uint8]) -> NDArray
 def _match_thumbnails(thumbnails: NDArray[np.uint8], pairs: NDArray[np.int64]) -> Floats:
     """Return the similarity of each pair, float32 [P]."""
     images = torch.from_numpy(thumbnails).float()[:, None]
-    whole = _centered(functional.interpolate(images, (_SIDE, _SIDE), mode="area")[:, 0])
+    whole = _shrink(images)
     targets = torch.stack([whole, whole.flip(2)], dim=1).flatten(2)
     scores = torch.full((len(pairs),), -1.0)
     # Both directions: crops of the first image in the second, and the reverse.
@@ -76,9 +76,14 @@ def _match_thumbnails(thumbnails: NDArray[np.uint8], pairs: NDArray[np.int64]) -
     return scores.numpy()
 
 
+def _shrink(images: Tensor) -> Tensor:
+    """Return whole images [N, 1, S, S], float32 [N, 24, 24], centered and of length 1."""
+    return _centered(functional.interpolate(images, (_SIDE, _SIDE), mode="area")[:, 0])
+
+
 def _crop_windows(images: Tensor) -> Tensor:
     """Return crops of images [N, 1, S, S], float32 [N, W, 576], centered and of length 1."""
-    windows = []
+    windows = [_shrink(images).flatten(1)]  # of whole images, as of those in which windows are looked for
     for scale, num_positions in _SCALES:
         offsets = torch.linspace(scale - 1, 1 - scale, num_positions).tolist()
         for top, left in ((top, left) for top in offsets for left in offsets):
