@@ -241,7 +241,9 @@ class RunEstimator:
             same = _drop_transient([block for block in blocks if block.phase == phase])
             step_s = _mean_step_s(same) if same else _scale_step_s(blocks, phase)
             half_s = _half_width(same, number)
-            errors += [_unmeasured(number * step_s) if half_s is None else (half_s, half_s)]
+            below_s, above_s = _unmeasured(number * step_s)
+            # Few blocks that differ much have an interval below 0 s.
+            errors += [(below_s, above_s) if half_s is None else (min(half_s, below_s), half_s)]
             errors += [(_DRIFT * number * step_s,) * 2]
             steps_s += number * step_s
             eval_step_s = step_s * (self.work.eval_size / phase.size) ** 2

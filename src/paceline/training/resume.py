@@ -21,7 +21,8 @@ from paceline.recipe.yaml import to_yaml_text
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, find_damage, read_state
 from paceline.training.goodput import read_attempts
 
-# May change on resume, as they do not affect the weights that result; `_FIXED_FIELDS` are exceptions.
+# May change on resume, as they do not affect the weights that result, or like the number of ranks only by rounding and
+# by BatchNorm; `_FIXED_FIELDS` are exceptions.
 _CHANGEABLE_FIELDS = (
     "log.",
     "model.checkpoint_activations",  # which changes no bit
@@ -35,6 +36,7 @@ _CHANGEABLE_FIELDS = (
     "data.on_bad_image",
     "data.max_bad_images",
     "data.eval_batch_size",
+    "train.accumulate",  # a run that ended out of memory can go on
     "train.max_time",
     "train.callbacks",
     "data.source.download",
@@ -68,6 +70,7 @@ def check_rundir(rundir: RunDir, recipe: Recipe, *, resume: bool) -> list[str]:
 def keep_batch(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe, list[str]]:
     """Return `recipe` with the batch size and micro-batches of the run in `rundir`, unless the recipe sets them.
 
+    `auto` micro-batches are measured if those of the run were not.
     Also return a note if `data.rank_batch_size` has no effect.
     """
     each, is_measured = recipe.data.rank_batch_size, recipe.data.is_batch_measured
@@ -75,7 +78,7 @@ def keep_batch(recipe: Recipe, rundir: RunDir, world_size: int) -> tuple[Recipe,
         return recipe, []
     began = load(str(rundir.path)).recipe
     batch_size = began.data.global_batch_size
-    if recipe.train.accumulate == "auto":
+    if recipe.train.accumulate == "auto" and read_measured_batch(rundir):
         recipe = with_accumulate(recipe, began.train.num_micro_batches)
     if each == "auto":
         return with_batch_size(recipe, batch_size) if is_measured else recipe, []

@@ -118,6 +118,14 @@ def test_the_interval_grows_with_the_scatter_of_blocks_and_with_their_correlatio
     assert widths[0] < widths[1] < widths[2]
 
 
+def test_few_blocks_that_differ_much_do_not_predict_no_time_at_all() -> None:
+    clock = Clock()
+    estimator = RunEstimator(PlannedWork(total_steps=1000, batch_size=1), now=clock)
+    run(estimator, clock, 7, lambda step: 0.5 if step % 3 else 3.0)
+    found = estimator.remaining()
+    assert found.low_s > 0.3 * found.predicted_s and found.high_s > 2 * found.predicted_s
+
+
 def test_it_counts_down_within_a_step_and_ends_at_the_time_limit() -> None:
     clock = Clock()
     estimator = RunEstimator(PlannedWork(total_steps=10, batch_size=1), now=clock, limit_s=60.0)

@@ -121,6 +121,20 @@ def test_a_resumed_run_keeps_the_number_whatever_fits_now(tmp_path: Path, monkey
     assert result.provenance["measured_batch"]["allowed_bytes"] > 0
 
 
+def test_a_run_goes_on_with_other_micro_batches_and_says_so(tmp_path: Path, monkeypatch) -> None:
+    args = ("checkpoint.every=1st", "model.norm=none", "train.precision=fp64")
+    whole = train(tmp_path / "whole", *args).read_result()
+    train(tmp_path / "run", *args, "train.max_time=0.001s")
+    resumed = train(tmp_path / "run", *args, "train.accumulate=auto", resume=True)
+    assert "resumed with train.accumulate=auto, which was 1" in notes_of(resumed)
+    resumed = train(tmp_path / "other", *args, "train.max_time=0.001s")
+    resumed = train(tmp_path / "other", *args, "train.accumulate=4", resume=True)
+    assert load(str(resumed.path)).recipe.train.accumulate == 4
+    assert "resumed with train.accumulate=4, which was 1" in notes_of(resumed)
+    assert resumed.read_result().steps == 3
+    assert resumed.read_result().eval.loss == pytest.approx(whole.eval.loss, rel=1e-9)
+
+
 def test_a_model_that_never_fits_is_one_line_with_the_bytes(tmp_path: Path, monkeypatch) -> None:
     allow(monkeypatch, 1000)
     with pytest.raises(RecipeError, match=r"^train.accumulate: auto: a micro-batch of 2 images needs .* \(set train\."):

@@ -85,6 +85,8 @@ def test_what_auto_has_measured_is_kept(tmp_path: Path) -> None:
     assert keep_batch(both, opened, 2) == (both, [])
     began = recipe("data.batch_size=64", "train.accumulate=4")
     initialize_rundir(opened, began, {"total_steps": 3})
+    assert keep_batch(both, opened, 2)[0].train.accumulate == "auto"  # the number was set, and is measured now
+    initialize_rundir(opened, began, {"total_steps": 3, "measured_batch": {"accumulate": 4}})
     assert keep_batch(both, opened, 2) == (began, [])
     assert keep_batch(recipe("data.batch_size=64", "train.accumulate=auto"), opened, 1) == (began, [])
     assert keep_batch(recipe("data.batch_size=auto", "train.accumulate=2"), opened, 1)[0].train.accumulate == 2

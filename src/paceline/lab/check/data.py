@@ -72,16 +72,16 @@ def check_images(scan: DuplicateScan, datasets: Datasets, *, skips_bad: bool) ->
         outcome = warning(found, advice) if skips_bad else failure(found, f"{advice}, or data.on_bad_image=skip")
         yield DoctorFinding("unreadable", *outcome)
     else:
-        yield DoctorFinding("unreadable", *ok(f"none{sample}"))
+        yield DoctorFinding("unreadable", *ok(f"none of {scan.images:,}" if is_whole else f"none{sample}"))
     leaks = [group for group in scan.groups if group.in_both_splits]
     if leaks:
         of_val = scan.leaked / max(1, round(len(datasets.val) * scan.images / max(1, scan.total)))
-        found = f"{count(scan.leaked, 'validation image')} ({share(of_val)}){among} also in training"
+        found = f"{count(scan.leaked, 'validation image')} ({share(of_val)}) also in training{among}"
         advice = "remove one of each: the accuracy on them says nothing about new images"
         outcome = (failure if of_val >= _MAX_LEAKED else warning)(f"{found}\n{_pair_lines(leaks, datasets)}", advice)
         yield DoctorFinding("leaks", *outcome)
     elif len(datasets.val):
-        yield DoctorFinding("leaks", *ok(f"no validation image{among} is also in training"))
+        yield DoctorFinding("leaks", *ok(f"no validation image is also in training{among}"))
     mixed = [group for group in scan.groups if group.in_two_classes]
     if mixed:
         found = f"{count(len(mixed), 'image')}{sample} with more than one label\n{_pair_lines(mixed, datasets)}"

@@ -26,11 +26,15 @@ _FULL: Final = 0.85
 
 @dataclass(frozen=True)
 class RunCheck:
-    """Outcome of the first seconds of a run, the most bytes of its checkpoints, and those free on the disk."""
+    """Outcome of the first seconds of a run, the most bytes of its checkpoints, and those free on the disk.
+
+    `unfreeze_step` is that of the plan.
+    """
 
     outcome: TrialOutcome
     disk_bytes: int = 0
     free_bytes: int = 0
+    unfreeze_step: int = 0
 
     @property
     def result(self) -> RunResult | None:
@@ -64,8 +68,9 @@ def measure_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, overs
             outcome = runner.run(Trial("check"), 1)
             if outcome.result is None:
                 return RunCheck(outcome)
-            disk_bytes = int(read_json(run / "plan.json").get("disk_bytes", 0))
-            check = RunCheck(outcome, disk_bytes, shutil.disk_usage(below).free)
+            plan = read_json(run / "plan.json")
+            free_bytes = shutil.disk_usage(below).free
+            check = RunCheck(outcome, plan["disk_bytes"], free_bytes, plan["unfreeze_step"])
         if check.estimate is not None or outcome.result.status != "time_reached":
             break
     return check
@@ -87,6 +92,10 @@ def check_run(check: RunCheck) -> Iterator[DoctorFinding]:
         if estimate.memory_bytes > _FULL * estimate.memory_total_bytes:
             advice = "lower data.batch_size, or raise train.accumulate, or use fewer workers: little room is left"
             yield DoctorFinding("memory", *warning(used, advice))
+        elif check.unfreeze_step > result.steps:
+            advice = "train.accumulate=auto measures those steps, or check with model.unfreeze=1st"
+            more = f"before step {check.unfreeze_step:,}, which trains more parameters and needs more"
+            yield DoctorFinding("memory", *warning(f"{used} {more}", advice))
         else:
             yield DoctorFinding("memory", *ok(f"{used}, fits"))
     yield DoctorFinding("disk", *_describe_disk(check, result))
