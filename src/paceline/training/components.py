@@ -367,7 +367,8 @@ def build_trainer(
 def build_mistake_explainer(context: RunContext, training_state: TrainingState, trained_s: float) -> ExplainMistakes:
     """Return a function that draws the maps of `log.explain` with the weights that were evaluated, on this rank alone.
 
-    It takes a small share of `trained_s`, the time of the run. It draws none of a sharded model, whose forward pass every rank would have to take part in.
+    It takes a small share of `trained_s`, the time of the run. It draws none of a sharded model, whose forward pass
+    every rank would have to take part in.
     """
     recipe, precision, average = context.recipe, training_state.precision, training_state.average
     is_sharded = recipe.parallel.strategy == "fsdp" and context.world.world_size > 1
