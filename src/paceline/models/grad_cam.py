@@ -138,15 +138,17 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor, layer: tuple[str
     hook = model.get_submodule(name).register_forward_hook(cut)
     with _gradients(model):
         try:
-            logits = model(images.clone()).float()  # tensors of inference mode take no part in gradients
+            # An image per class, so that gradients do not mix. Tensors of inference mode take no part in gradients.
+            logits = model(images.repeat_interleave(classes.shape[1], dim=0)).float()
+            (features,) = kept
+            score = logits.gather(1, classes.reshape(-1, 1).clone()).sum()
+            # Under the hook, as checkpointed activations are computed again.
+            (gradient,) = torch.autograd.grad(score, features)
         finally:
             hook.remove()
-        (features,) = kept
-        scores = logits.gather(1, classes.clone()).sum(dim=0)  # of distinct images, so that their gradients do not mix
-        gradients = [torch.autograd.grad(each, features, retain_graph=True)[0] for each in scores]
-    activations = grid.unfold(features.detach())
-    weights = torch.stack([grid.unfold(each).mean(dim=(2, 3)) for each in gradients], dim=1)
-    return torch.einsum("nmc,nchw->nmhw", weights, activations).relu()
+    weights = grid.unfold(gradient).mean(dim=(2, 3), keepdim=True)
+    maps = (weights * grid.unfold(features.detach())).sum(dim=1).relu()
+    return maps.reshape(*classes.shape, *maps.shape[1:])
 
 
 def occlusion_maps(model: nn.Module, images: Tensor, classes: Tensor, *, is_multi_label: bool) -> Tensor:

@@ -9,7 +9,9 @@ from torch import nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
 from paceline.core.errors import RecipeError
+from paceline.models.activations import checkpoint_activations
 from paceline.models.grad_cam import FeatureGrid, choose_layer, grad_cam, occlusion_maps
+from paceline.recipe.schema.model import Model
 
 SIZE = 32
 
@@ -124,6 +126,18 @@ def test_the_model_its_mode_and_the_random_state_stay_as_they_are() -> None:
     assert [each.training for each in model.modules()] == modes and torch.equal(torch.get_rng_state(), state)
     assert all(each.grad is None and each.requires_grad for each in model.parameters())
     assert not any(each._forward_hooks for each in model.modules())
+
+
+@pytest.mark.parametrize("layer", ["auto", "layer3.0.conv1"])
+def test_checkpointed_activations_do_not_change_a_map(layer: str) -> None:
+    """Backward computes the blocks after the layer again, or the block that it is in."""
+    model = timm.create_model("resnet18", num_classes=5, zero_init_last=False).eval()
+    images, classes = torch.randn(2, 3, 64, 64), torch.tensor([[0, 1], [2, 0]])
+    chosen = choose_layer(model, images, layer)
+    expected = grad_cam(model, images, classes, chosen)
+    checkpoint_activations(Model(name="timm:resnet18", checkpoint_activations=True), model)
+    assert chosen[0].startswith("layer3") and choose_layer(model, images, layer) == chosen
+    torch.testing.assert_close(grad_cam(model, images, classes, chosen), expected)
 
 
 def test_an_image_has_the_same_map_alone_and_in_a_batch() -> None:
