@@ -267,21 +267,21 @@ def run_summary(plan: Plan, step: int) -> str:
     saves = count(work.checkpoints(), "checkpoint")
     if plan.checkpoint_every_s:
         saves = f"a checkpoint every {duration(plan.checkpoint_every_s)}"
-    length = [
-        f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs}) on {count(plan.world_size, 'rank')}",
+    length = f"{plan.total_steps:,} steps of {plan.batch_size} ({epochs}) on {count(plan.world_size, 'rank')}"
+    pauses = [
         *([count(work.evaluations(), "evaluation")] if plan.eval_every else []),
         *([saves + (f" (up to {size(plan.disk_bytes)} on disk)" if plan.disk_bytes else "")] if work.saves else []),
     ]
-    lines = [data, ", ".join(length), f"learning rate {plan.lr_sentence}"]
+    lines = [data, length, *([", ".join(pauses)] if pauses else []), f"learning rate {plan.lr_sentence}"]
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
 def describe_estimate(estimate: EstimateResult) -> str:
-    """Return `about 12 min 05 s (11 min 10 s to 13 min 40 s) from here; peak memory 3.1 of 15.7 GB`."""
+    """Return `about 12 min 05 s left (11 min 10 s to 13 min 40 s), peak memory 3.1 GB of 15.7 GB`."""
     forecast = estimate.forecast
     left, low, high = map(duration, (forecast.predicted_s, forecast.low_s, forecast.high_s))
     memory = f"{size(estimate.memory_bytes)} of {size(estimate.memory_total_bytes)}"
-    return f"about {left} ({low} to {high}) from here; peak memory {memory}"
+    return f"about {left} left ({low} to {high}), peak memory {memory}"
 
 
 def _epoch_text(step: int, plan: Plan) -> str:

@@ -58,7 +58,8 @@ def test_plain_lines_are_the_plan_progress_and_evaluations() -> None:
     run(PlainProgress(out, now=clock), clock)
     assert out.getvalue().splitlines() == [
         "640 images, 2 classes, 16 px",
-        "100 steps of 64 (10 epochs) on 2 ranks, 3 evaluations, 3 checkpoints",
+        "100 steps of 64 (10 epochs) on 2 ranks",
+        "3 evaluations, 3 checkpoints",
         "learning rate 0.05 (batch 64, no scaling), 2 epochs of warm-up",
         "note: train: 3 files left out",
         "note: val: 3 files left out",
@@ -122,7 +123,7 @@ def test_plain_lines_have_the_time_left_from_the_second_step() -> None:
         clock.now_s += 75 if step != 2 else 37.5
         sink.report_if_due(step)
     sink.close()
-    assert out.getvalue().splitlines()[5:] == [
+    assert out.getvalue().splitlines()[6:] == [
         "epoch 0.2/10  step   2/100  1.71 images/s  1 h 08 min left",
         "epoch 0.3/10  step   3/100  0.853 images/s  2 h 14 min left",
     ]
@@ -136,7 +137,7 @@ def test_unlogged_steps_are_reported_by_polling() -> None:
         wait_for(lambda: sink._pace is not None and sink._pace.step == at[0])
     wait_for(lambda: "left" in out.getvalue())
     sink.close()
-    assert "step   2/100" in out.getvalue().splitlines()[5]
+    assert "step   2/100" in out.getvalue().splitlines()[6]
 
 
 def test_the_bar_moves_at_every_step_and_shows_the_stage() -> None:

@@ -84,7 +84,7 @@ def check_images(scan: DuplicateScan, datasets: Datasets, *, skips_bad: bool) ->
         yield DoctorFinding("leaks", *ok(f"no validation image is also in training{among}"))
     mixed = [group for group in scan.groups if group.in_two_classes]
     if mixed:
-        found = f"{count(len(mixed), 'image')}{sample} with more than one label\n{_pair_lines(mixed, datasets)}"
+        found = f"{count(len(mixed), 'image')}{sample} with different labels\n{_pair_lines(mixed, datasets)}"
         yield DoctorFinding("two labels", *warning(found, "correct the labels, or remove the images"))
     others = [group for group in scan.groups if not (group.in_both_splits or group.in_two_classes)]
     num_extra = sum(group.images - 1 for group in others)
