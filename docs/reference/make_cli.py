@@ -26,8 +26,8 @@ Each command's page has the same text as `paceline COMMAND --help`.
 
 - `KEY=VALUE` sets a field of the recipe by its dotted path, as in `optim.lr=0.4`: [all fields](../recipe/README.md).
 - `N|auto` means that an option takes a number or the word `auto`.
-- Options can appear before, between or after other arguments. Everything after `--` is an argument; `paceline submit`
-  passes it to the command that the job runs.
+- Options can appear before, between or after other arguments. Everything after `--` is taken as an argument, not as
+  an option; `paceline submit` passes it on to the command that the job runs.
 - The [exit code](../exit-codes.md) tells a script how a command ended.
 """
 _FOOTER = "\n---\n\n*Generated from the program by [make_cli.py](../make_cli.py).*\n"

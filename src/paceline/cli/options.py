@@ -68,8 +68,8 @@ Ranks = Annotated[
     str,
     typer.Option(
         metavar="N|auto",
-        help="Ranks (processes) to start on this machine; auto: one per GPU, or 1 without GPUs. srun and torchrun "
-        "start the ranks themselves.",
+        help="Ranks (processes) to start on this machine; auto: one per GPU, or 1 without GPUs. Under srun and "
+        "torchrun, which start the ranks themselves, N must be their total.",
     ),
 ]
 Oversubscribe = Annotated[
@@ -209,14 +209,15 @@ class PredictOptions:
         str | None,
         typer.Option(
             metavar="RATE|auto",
-            help="Mark images unlike the training images, at this rate of held-out images, such as 0.01; auto: 0.05. "
+            help="Mark images unlike the training images. RATE, such as 0.01, is the share of usual images that may be "
+            "marked; auto: 0.05. "
             "Requires paceline probe RUN.",
         ),
     ] = None
     explain: Annotated[
         Path | None,
         _folder_option(
-            help="New folder for a page, and images, of what the model looks at for its first class, for the first "
+            help="Create FOLDER with a page that shows which parts of each image led to its first class, for the first "
             "100 images.",
             show_default=False,
         ),
@@ -226,7 +227,7 @@ class PredictOptions:
         typer.Option(
             metavar="NAME",
             help="Layer for Grad-CAM with --explain, as named by PyTorch, such as layer3.",
-            show_default="the last with a grid of features; for tokens, parts of the image are covered instead",
+            show_default="the last layer with a feature map; models without one, such as ViT, use occlusion",
         ),
     ] = "auto"
     trust_code: TrustCode = False
@@ -446,7 +447,7 @@ class ProbeOptions:
     args: Annotated[
         list[str],
         _argument(
-            metavar="RUN|RECIPE|FOLDER KEY=VALUE",
+            metavar="RUN|RECIPE|FOLDER|KEY=VALUE",
             help="A run directory, whose model is probed on its own images or those of data.source.root=FOLDER; or a "
             "recipe or a folder of images, with model.weights.",
         ),
@@ -454,7 +455,9 @@ class ProbeOptions:
     checkpoint: Checkpoint = "last"
     images: Annotated[
         int,
-        typer.Option(min=100, metavar="N", help="Images to probe at most, at most a quarter of them for validation."),
+        typer.Option(
+            min=100, metavar="N", help="Probe at most N images, up to a quarter of them from the validation split."
+        ),
     ] = 5000
     run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/probe-RECIPE-TIME")] = (
         None
@@ -807,8 +810,8 @@ class TuneOptions:
         str | None,
         _option(
             metavar="N|TIME",
-            help="Maximum number of runs. With --learn, the cost of the search in whole trainings, or a time such as "
-            "2h. [default with --learn: 16]",
+            help="Maximum number of runs. With --learn, the cost of the search in full training runs, or a time such "
+            "as 2h. [default with --learn: 16]",
         ),
     ] = None
     learn: Annotated[
@@ -819,7 +822,9 @@ class TuneOptions:
     ] = None
     seeds: Annotated[
         int | None,
-        _option(min=2, metavar="N", help="With --learn: final trainings of the best and of the recipe. [default: 3]"),
+        _option(
+            min=2, metavar="N", help="With --learn: final runs of the best candidate and of the recipe. [default: 3]"
+        ),
     ] = None
     trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
@@ -835,10 +840,12 @@ class LrFindOptions:
     run_dir: Annotated[
         Path | None, _folder_option(help="Folder to create.", show_default="runs/lr-find-RECIPE-TIME")
     ] = None
-    steps: Annotated[int, typer.Option(min=20, metavar="N", help="Steps per run, at a higher rate each.")] = 100
+    steps: Annotated[
+        int, typer.Option(min=20, metavar="N", help="Steps per run; the rate rises from each step to the next.")
+    ] = 100
     low: Annotated[float, typer.Option("--from", metavar="LR", help="First optim.lr.")] = 1e-7
     high: Annotated[float, typer.Option("--to", metavar="LR", help="Last optim.lr.")] = 10.0
-    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Runs to average, with a seed each.")] = 3
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Runs to average, each with its own seed.")] = 3
     trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     as_json: AsJson = False

@@ -256,7 +256,7 @@ def rung_sizes(num_candidates: int) -> tuple[int, ...]:
 
 
 def compute_cost(num_candidates: int, seeds: int) -> float:
-    """Return the cost of a search in whole trainings: its rungs, and the best and the recipe with `seeds` each."""
+    """Return the cost of a search in full training runs: its rungs, and the best and the recipe with `seeds` each."""
     rungs = zip(rung_sizes(num_candidates), SHARES, strict=True)
     return math.fsum((size + 1) * share for size, share in rungs) + 2 * seeds
 
@@ -301,14 +301,14 @@ class LearnSearch:
         if not number:
             least = compute_cost(MIN_CANDIDATES, self.seeds)
             time_text = f", about {least * self._training_s:.0f} s" if self.budget.seconds else ""
-            needs = f"{least:.1f} trainings{time_text}, that {MIN_CANDIDATES} candidates take"
+            needs = f"{least:.1f} full training runs{time_text}, that {MIN_CANDIDATES} candidates take"
             raise RecipeError(f"--budget: less than the {needs} (raise it, or lower --seeds)")
         candidates = {
             f"candidate {index}": patch
             for index, patch in enumerate(draw_candidates(self.recipe, self.space, number), start=1)
         }
         sizes = " + ".join(map(str, rung_sizes(number)))
-        self.report(f"{count(number, 'candidate')}, on rungs of {sizes}, each with the recipe")
+        self.report(f"{count(number, 'candidate')}, on rungs of {sizes}; the recipe runs on each")
         names = list(candidates)
         for rung in range(len(SHARES)):
             if rung:
