@@ -128,7 +128,7 @@ def test_a_search_for_accuracy_that_is_killed_resumes_to_the_same_recipe(pacelin
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--budget", "3"], "--budget: 3 is less than the 9.1 trainings"),
+        (["--budget", "3"], "--budget: 3 is less than the 9.1 full training runs"),
         (["--vary", "optim.lr=1,2"], "--vary: has no effect with --learn"),
         (["--repeats", "5"], "--repeats: has no effect with --learn"),
         (["train.eval_every=off"], "train.eval_every: off leaves no accuracy"),

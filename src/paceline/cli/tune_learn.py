@@ -55,7 +55,7 @@ def tune_learn(options: TuneOptions) -> int:
     if budget.runs is not None and not count_candidates(budget.runs, seeds):
         needs = f"{MIN_CANDIDATES} candidates and {seeds} final seeds"
         least = compute_cost(MIN_CANDIDATES, seeds)
-        raise RecipeError(f"--budget: {text} is less than the {least:.1f} trainings of {needs} (raise it)")
+        raise RecipeError(f"--budget: {text} is less than the {least:.1f} full training runs of {needs} (raise it)")
     key = {
         "verb": "tune --learn",
         "recipe": recipe.to_dict(),
@@ -121,7 +121,7 @@ def describe_gain(best: str, gain: Interval | None, metric: str, *, is_minimized
     """Return a sentence on whether the best candidate beats the recipe."""
     label = metric_label(metric)
     if gain is None:
-        return f"{best} could not be compared with {BASE}: its final trainings failed."
+        return f"{best} could not be compared with {BASE}: its final runs failed."
     sign = -1 if is_minimized else 1
     is_better = sign * gain.value > 0
     change = f"{label} of {best} is {format_metric(metric, abs(gain.value))} {'better' if is_better else 'worse'}"

@@ -246,7 +246,7 @@ class Budget:
         except ValueError:
             duration = None
         if duration is None or not duration.is_time or not duration.value:
-            raise RecipeError(f"--budget: {text!r} is neither a number of trainings nor a time (write 20 or 2h)")
+            raise RecipeError(f"--budget: {text!r} is neither a number of training runs nor a time (write 20 or 2h)")
         return cls(None, duration.seconds)
 
 

@@ -91,8 +91,8 @@ def build_learn_page(report: ExperimentReport, result: LearnResult) -> ReportPag
 
 def _describe_rungs() -> str:
     return (
-        "Every run is a whole training with its own schedule, of the given length. The best third of a rung is trained "
-        "anew, for longer, on the next one. The finals use other seeds than the rungs."
+        "Every run is a full one with its own schedule, of the given length. The best third of a rung is trained anew, "
+        "for longer, on the next one. The finals use other seeds than the rungs."
     )
 
 
@@ -104,7 +104,7 @@ def _figures(result: LearnResult) -> list[KeyFigure]:
     return [
         KeyFigure(f"{label} of {result.best}", *_interval_texts(result, result.best_value)),
         KeyFigure(f"{label} of the recipe", *_interval_texts(result, result.recipe_value)),
-        KeyFigure("whole trainings spent", spent, count(len(result.trials), "run")),
+        KeyFigure("full training runs spent", spent, count(len(result.trials), "run")),
     ]
 
 
