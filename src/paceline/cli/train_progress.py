@@ -23,6 +23,7 @@ GetPosition = Callable[[], tuple[int, str]]
 """Return the number of completed steps and the current stage."""
 _UNEVEN: Final = 1.5
 """Ratio of the largest to the smallest class from which both are printed."""
+_MIN_LEFT_S: Final = 5.0
 _STAGE_TEXT: Final = {"evaluate": "evaluating", "checkpoint": "saving"}
 
 
@@ -61,8 +62,9 @@ class TrainProgress(LogSink):
         self.print_line(run_summary(plan, step))
 
     def estimated(self, estimate: EstimateResult) -> None:
-        """Print the time that the run will take, and the memory it needs."""
-        self.print_line(describe_estimate(estimate))
+        """Print the time that the run will take, and the memory it needs, unless the run is about to end."""
+        if estimate.forecast.predicted_s >= _MIN_LEFT_S:
+            self.print_line(describe_estimate(estimate))
 
     def evaluated(self, record: EvalRecord) -> None:
         """Print the result of an evaluation."""
