@@ -16,6 +16,7 @@ from typing import Any
 
 import paceline.training.components
 from paceline.cli import main
+from paceline.training.out_of_memory import ExplainedStep
 from paceline.training.trainer import EagerStep, Trainer
 
 PARTS = ("data_wait", "h2d", "device_augment", "forward", "loss", "backward", "optimizer", "other")
@@ -83,7 +84,9 @@ class SlowCoordinator:
 
 def slowed(trainer: Trainer, sleep: dict[str, Sleeper]) -> Trainer:
     """Return `trainer` with a sleeper in every stage."""
-    plain = trainer.step
+    explained = trainer.step
+    assert isinstance(explained, ExplainedStep)
+    plain = explained.step
     assert isinstance(plain, EagerStep)
     plain.replica.register_forward_pre_hook(sleep["forward"])
     plain.replica.register_full_backward_pre_hook(sleep["backward"])
@@ -97,7 +100,7 @@ def slowed(trainer: Trainer, sleep: dict[str, Sleeper]) -> Trainer:
     return replace(
         trainer,
         loader=SlowLoader(trainer.loader, sleep["data_wait"]),
-        step=step,
+        step=replace(explained, step=step),
         coordinator=SlowCoordinator(trainer.coordinator, sleep["other"]),
     )
 

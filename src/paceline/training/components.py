@@ -49,7 +49,7 @@ from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.nonfinite import GradientProbe, NonFiniteReporter, SavedBuffers, build_nonfinite_guard
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
-from paceline.training.out_of_memory import explain_step
+from paceline.training.out_of_memory import ExplainedStep
 from paceline.training.outputs import RunOutputs, checkpoint_storage
 from paceline.training.precision import Precision
 from paceline.training.preemption import Deadline, build_deadline
@@ -308,7 +308,7 @@ def build_trainer(
         train_step = UnfreezingStep(step, prepared.unfreezing.step, unfreeze, seeder, outputs.log_pause)
     return Trainer(
         model=training_state.model,
-        step=explain_step(train_step, context, training_state),
+        step=ExplainedStep(train_step, context, training_state),
         guard=update.guard,
         schedule=schedule,
         loader=meter.loader,

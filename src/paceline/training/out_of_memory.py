@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -30,25 +31,30 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)  # `DefaultCPUAllocator`
 
 
-def explain_step(step: TrainStep, context: RunContext, training: TrainingState) -> TrainStep:
-    """Return `step` with its out-of-memory errors as a `RecipeError` that suggests `train.accumulate`."""
+@dataclass(frozen=True)
+class ExplainedStep:
+    """Run `step`, and turn its out-of-memory errors into a `RecipeError` that suggests `train.accumulate`."""
 
-    def explained(batch: Batch, state: TrainState) -> Tensor:
+    step: TrainStep
+    context: RunContext
+    training: TrainingState
+
+    def __call__(self, batch: Batch, state: TrainState) -> Tensor:
+        """Run a step; return this rank's mean loss [] on the device."""
         try:
-            return step(batch, state)
+            return self.step(batch, state)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            plan, now = context.plan, context.recipe.train.num_micro_batches
-            numbers, overload = list_accumulations(context.recipe, plan.world_size), _overload(context, training, error)
+            context, plan, now = self.context, self.context.plan, self.context.recipe.train.num_micro_batches
+            numbers = list_accumulations(context.recipe, plan.world_size)
+            overload = _overload(context, self.training, error)
             number = suggest_accumulation(numbers, now, overload)
             fix = f"train.accumulate=auto, or at least {number}; or {_ELSE}" if number else _ELSE
             raise RecipeError(
                 f"train.accumulate: {now}: {_where(context, error)} in step {state.step + 1:,}, with micro-batches of "
                 f"{count(plan.micro_batch, 'image')} (set {fix})"
             ) from None
-
-    return explained
 
 
 @contextmanager
