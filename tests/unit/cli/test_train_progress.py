@@ -10,7 +10,7 @@ from rich.console import Console
 
 from paceline.cli.train_progress import LiveProgress, PlainProgress, build_train_progress
 from paceline.core.dataset import DatasetInfo
-from paceline.core.results import ClassCount, ClassTable, EvalReport, EvalResult
+from paceline.core.results import ClassCount, ClassTable, EstimateResult, EvalReport, EvalResult, TimeForecast
 from paceline.core.units import duration
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
@@ -232,3 +232,16 @@ def test_a_file_gets_plain_lines() -> None:
 
 def test_durations_read_as_a_clock_does() -> None:
     assert [duration(seconds) for seconds in (0.4, 7, 750, 11_100)] == ["0 s", "7 s", "12 min 30 s", "3 h 05 min"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "printed"),
+    [(725.0, "about 12 min 05 s left (11 min 40 s to 12 min 30 s), peak memory 3 GB of 16 GB\n"), (2.0, "")],
+)
+def test_the_estimate_is_printed_unless_the_run_is_about_to_end(left_s: float, printed: str) -> None:
+    out = io.StringIO()
+    times = {"predicted_s": left_s, "low_s": left_s - 25, "high_s": left_s + 25, "step_s": 0.1, "eval_s": 1.0}
+    forecast = TimeForecast(**times, steps=1, evaluations=1, checkpoints=0, checkpoint_s=0.0)
+    memory = {"memory_bytes": 3_000_000_000, "memory_total_bytes": 16_000_000_000}
+    PlainProgress(out).estimated(EstimateResult(step=5, made_s=20.0, forecast=forecast, **memory))
+    assert out.getvalue() == printed

@@ -139,7 +139,7 @@ def test_a_script_has_directives_environment_program_and_exit_code():
         "    /runs/a/job/recipe-0123456789ab.yaml --run-dir /runs/a --resume --ranks 8\n"
         "code=$?\n"
         "\n"
-        "# 75: preempted, and saved; 138: signaled before it started. Slurm counts both as failures.\n"
+        "# 75: stopped early, with a checkpoint; 138: signaled too early to save. Slurm counts both as failures.\n"
         'if { [ "$code" -eq 75 ] || [ "$code" -eq 138 ]; } && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then\n'
         '    scontrol requeue "$SLURM_JOB_ID"\n'
         "fi\n"

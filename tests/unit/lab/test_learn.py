@@ -120,7 +120,7 @@ def test_a_candidate_that_fails_is_not_promoted() -> None:
 
 
 def test_a_time_that_is_too_short_for_three_candidates_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"--budget: .* 7\.\d trainings.*raise it"):
+    with pytest.raises(RecipeError, match=r"--budget: .* 7\.\d full training runs.*raise it"):
         searched(Trainings(recipe_of("train.epochs=9")), "20s")
 
 
