@@ -28,8 +28,8 @@ def run_doctor(
         for rank, name in enumerate(names)
     ]
     ends = hosts.wait_all(*started)
-    assert [(end.code, end.out) for end in ends[1:]] == [(0, "")] * (len(names) - 1), ends
-    assert not [line for end in ends for line in end.errors], ends
+    assert [(end.code, end.out) for end in ends[1:]] == [(0, "")] * (len(names) - 1), str(ends)
+    assert not [line for end in ends for line in end.errors], str(ends)
     return ends[0].code, json.loads(ends[0].out)[of]
 
 

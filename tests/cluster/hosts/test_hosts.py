@@ -46,7 +46,7 @@ def test_two_hosts_train_the_same_as_two_ranks_of_one(hosts, run: Path, uninterr
     command = [*torchrun, "--max-restarts", "3", "-m", "paceline", *ARGS, "--run-dir", str(run), "--resume"]
     agents = [hosts.machines[name].start(command, run.parent, clean) for name in ("host1", "host2")]
     ends = hosts.wait_all(*agents, within_s=120)
-    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.code for end in ends] == [0, 0], str(ends)
     result, alone = result_of(run), result_of(uninterrupted(2, *ARGS))
     assert (result["status"], result["world_size"], result["provenance"]["launcher"]) == ("completed", 2, "torchrun")
     assert result["weights_sha256"] == alone["weights_sha256"]
@@ -56,7 +56,7 @@ def test_two_hosts_train_the_same_as_two_ranks_of_one(hosts, run: Path, uninterr
 def test_three_hosts_wait_for_the_one_with_a_slow_link(hosts, run: Path, uninterrupted, same) -> None:
     hosts.shape(SLOW, "host3")
     ends = hosts.wait_all(*hosts.start_without_launcher(("host1", "host2", "host3"), *ARGS, "--run-dir", str(run)))
-    assert [end.code for end in ends] == [0, 0, 0], ends
+    assert [end.code for end in ends] == [0, 0, 0], str(ends)
     assert result_of(run)["world_size"] == 3
     same(run, uninterrupted(3, *ARGS))
 
@@ -71,7 +71,7 @@ def test_ranks_connect_if_a_host_name_resolves_to_loopback(
         hosts.machines[name]("mount", "--bind", str(own), "/etc/hosts")
     args = (*ARGS, f"parallel.timeout={TIMEOUT_S}s", "--run-dir", str(run))
     ends = hosts.wait_all(*hosts.start_without_launcher(("host1", "host2"), *args))
-    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.code for end in ends] == [0, 0], str(ends)
     same(run, uninterrupted(2, *ARGS))
 
 
@@ -87,7 +87,7 @@ def test_a_run_survives_a_link_that_is_cut_for_five_seconds(hosts, run: Path, un
     assert steps_of(run) == stood_at < STEPS
     hosts.restore("host2")
     ends = hosts.wait_all(*agents)
-    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.code for end in ends] == [0, 0], str(ends)
     assert [end.errors for end in ends] == [[], []]
     same(run, uninterrupted(2, *ARGS))
 
@@ -101,7 +101,7 @@ def test_a_link_that_stays_cut_ends_both_hosts_and_the_run_can_be_resumed(
     hosts.wait(lambda: steps_of(run) > 15, *ranks)
     hosts.cut("host2")
     ends = hosts.wait_all(*ranks, within_s=TIMEOUT_S + EXPLAINS_S)
-    assert [end.code for end in ends] == [1, 1], ends
+    assert [end.code for end in ends] == [1, 1], str(ends)
     for rank, end in enumerate(ends):
         (line,) = end.errors
         assert line.startswith(f"error: rank {rank} of 2: rank {1 - rank} does not answer (last heartbeat "), line
@@ -110,7 +110,7 @@ def test_a_link_that_stays_cut_ends_both_hosts_and_the_run_can_be_resumed(
     assert steps_of(run) < STEPS
     hosts.restore("host2")
     ends = hosts.wait_all(*hosts.start_without_launcher(("host1", "host2"), *args))
-    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.code for end in ends] == [0, 0], str(ends)
     same(run, uninterrupted(2, *ARGS))
 
 
@@ -123,7 +123,7 @@ def test_a_killed_rank_and_its_peer_are_restarted(hosts, run: Path, uninterrupte
     killed = hosts.rank_by(agents[1])
     killed.kill()
     ends = hosts.wait_all(*agents)
-    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.code for end in ends] == [0, 0], str(ends)
     same(run, uninterrupted(2, *ARGS))
 
 
@@ -139,7 +139,7 @@ def test_a_lost_host_is_replaced_and_the_run_is_resumed(
     hosts.wait_all(agents["host3"])
     agents["host1"] = hosts.agent("host1", *args, to="host2", restarts=2, **ALONE)
     ends = hosts.wait_all(agents["host1"], agents["host2"])
-    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.code for end in ends] == [0, 0], str(ends)
     (line,) = ends[1].errors
     assert line.startswith("error: rank 0 of 2: rank 1 does not answer (last heartbeat "), line
     assert [row["host"] for row in lines_of(run / "attempts.jsonl") if "host" in row] == ["host2", "host1"]

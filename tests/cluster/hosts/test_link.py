@@ -19,7 +19,7 @@ ARGS = (
 def result_of(hosts, run: Path) -> dict:
     """Train with one rank on each of two hosts; return the result."""
     ends = hosts.wait_all(*hosts.start_without_launcher(PAIR, *ARGS, "--run-dir", str(run)))
-    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.code for end in ends] == [0, 0], str(ends)
     return json.loads((run / "result.json").read_text())
 
 
@@ -50,7 +50,7 @@ def test_a_slow_link_is_the_bottleneck_and_a_fast_one_is_not(hosts, tmp_path: Pa
 def test_all_reduces_measure_the_bandwidth_of_a_link(hosts, tmp_path: Path) -> None:
     hosts.shape("100mbit", *PAIR)
     ends = hosts.wait_all(*hosts.start_without_launcher(PAIR, "allreduce", "--out", "wire.json"))
-    assert [end.code for end in ends] == [0, 0], ends
+    assert [end.code for end in ends] == [0, 0], str(ends)
     found = read_all_reduce_file(tmp_path / "wire.json")
     assert (found.backend, found.ranks, found.nodes) == ("gloo", 2, 2)
     # Headers take 5 % of the bandwidth, and the bucket passes 64 kB of each size at once, which is most of the
