@@ -25,8 +25,9 @@ from paceline.data.loaders.build import (
 )
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.loaders.process import BATCHES_PER_WORKER
+from paceline.data.loaders.sampler import build_sampler, count_samples
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.sampler import build_sampler
+from paceline.data.sampler import Sampler
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
@@ -64,7 +65,7 @@ _IMAGES_TO_FIT = 5000
 
 @dataclass(frozen=True)
 class RunContext:
-    """Recipe, world, device, datasets and plan of a run.
+    """Recipe, world, device, datasets, plan and sampler of a run.
 
     `exit_stack` closes the loaders that it creates.
     """
@@ -74,6 +75,7 @@ class RunContext:
     device: torch.device
     datasets: Datasets
     plan: Plan
+    sampler: Sampler
     loader_choice: LoaderChoice
     exit_stack: contextlib.ExitStack
     memory_format: torch.memory_format = torch.channels_last
@@ -91,13 +93,14 @@ class RunContext:
         """Return the context for training on `train_ranks` ranks, by default those of the world."""
         recipe = resolve_batch(recipe, train_ranks or world.world_size)
         train, num_ranks = datasets.train.info, train_ranks or world.world_size
-        num_samples = build_sampler(recipe.data).num_samples(train.num_images)
+        num_samples = count_samples(recipe.data, train.num_images)
         plan = Plan.derive(recipe, num_ranks, train, datasets.val.info, num_samples)
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
-        context = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
+        sampler = build_sampler(recipe.data, datasets.train, plan.steps)
+        context = cls(recipe, world, device, datasets, plan, sampler, choice, exit_stack, layout)
         return context.with_notes(choice.note, worker_timeout_warning(recipe.data, recipe.parallel, choice.workers))
 
     def with_notes(self, *notes: str | None) -> "RunContext":
@@ -191,7 +194,7 @@ class RunContext:
             plan.batch_size,
             world.rank,
             world.world_size,
-            sampler=build_sampler(data),
+            sampler=self.sampler,
         )
         options = replace(self._loader_options, clock=now_s if self.recipe.measure.clock == "on" else None)
         loader = self._close_at_end(
