@@ -12,7 +12,8 @@ from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.native import load_native
 from paceline.data.pack.reader import open_pack
 from paceline.data.sources.build import build_datasets
-from paceline.lab.dataset_stats import estimate_source_bytes, inspect_source, select_samples, spread_indices
+from paceline.data.sources.subset import select_samples
+from paceline.lab.dataset_stats import estimate_source_bytes, inspect_source, spread_indices
 from paceline.recipe.schema.source import Folder
 
 
