@@ -12,7 +12,7 @@ from paceline.core.errors import DataError
 from paceline.core.random import Stream, uniform
 from paceline.core.units import count, join_few
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.columns import read_column
+from paceline.data.sources.columns import read_column, validation_section
 from paceline.data.sources.fingerprint import get_labels
 from paceline.data.sources.image_files import has_imagenet_statistics
 from paceline.data.sources.subset import join_samples, select_samples
@@ -72,10 +72,8 @@ def divide_images(datasets: Datasets, split: Split, section: SourceSection) -> F
     parts = [datasets.train]
     if split.pool == "all" and len(datasets.val):
         parts.append(datasets.val)
-    groups = None
-    if split.groups != "off":
-        groups = [name for each in parts for name in read_column(section, each, split.groups, split.groups_file)]
     images = parts[0] if len(parts) == 1 else join_samples(*parts)
+    groups = None if split.groups == "off" else _read_groups(split, section, images, parts)
     numbers = assign_folds(split, len(images), _read_classes(images, split), groups)
     return Folds(images, numbers, int(numbers.max()) + 1)
 
@@ -138,6 +136,16 @@ def _deal_groups(
         num_images[fold] += int(sizes[group])
         fold_of[group] = fold
     return fold_of[groups]
+
+
+def _read_groups(split: Split, section: SourceSection, images: Source, parts: Sequence[Source]) -> list[str]:
+    column, field = split.groups, "data.split.groups"
+    if split.groups_file != "off":
+        return read_column(section, images, column, split.groups_file, "data.split.groups_file")
+    sections = (section, validation_section(section))  # each list has the column
+    return [
+        name for each, of in zip(parts, sections, strict=False) for name in read_column(of, each, column, "", field)
+    ]
 
 
 def _read_classes(images: Source, split: Split) -> NDArray[np.integer] | None:
