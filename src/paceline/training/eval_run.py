@@ -38,13 +38,15 @@ def evaluate(
     print_line: Callable[[str], None],
     write_report: Callable[[EvalReport, Source, ExplainMistakes], None] = discard,
     calibrates: bool = False,
+    lists_predictions: bool = False,
 ) -> EvalReport:
     """Evaluate the raw and averaged weights of `checkpoint` on the data of `recipe`, as one rank of `world`.
 
     `run_recipe` is the recipe of the checkpoint's run. If `recipe` has another dataset, classes are matched by name,
     and rank 0 prints a note by `print_line`. `write_report` gets the report, the open dataset and a
-    function that explains mistakes. With `calibrates` the report of rank 0 has a calibration. Plugins of the model and
-    the dataset are imported: the caller has checked the user's consent.
+    function that explains mistakes. With `calibrates` the report of rank 0 has a calibration, and with
+    `lists_predictions` the prediction for each image. Plugins of the model and the dataset are imported: the caller has
+    checked the user's consent.
     """
     # An evaluation takes no training samples, and imports no code for them.
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"sampler": Shuffle()})})
@@ -70,7 +72,7 @@ def evaluate(
         # The weights are whole, whichever strategy trained them.
         strategy = build_strategy(Parallel(), world, context.device)
         average = load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint, merge)
-        report = context.create_evaluator(precision, strategy, average, calibrates=calibrates)(model)
+        report = context.create_evaluator(precision, strategy, average, calibrates=calibrates, lists_predictions=lists_predictions)(model)
         assert report is not None, "a stand-alone evaluation is never preempted"
         evidence = evidence_from_report(report)
         # Another dataset has no training images and no best evaluation.

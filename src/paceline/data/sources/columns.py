@@ -107,10 +107,13 @@ def _match_values(file: Path, column: str, source: Source, field: str) -> list[s
 
 
 def validation_section(section: SourceSection) -> SourceSection:
-    """Return `section` with its validation images in place of the training images, if it names them."""
-    if isinstance(section, HuggingFace | Manifest) and section.val not in ("auto", "off"):
-        return section.model_copy(update={"train": section.val})
-    return section
+    """Return `section` with its validation images in place of the training images.
+
+    Raise `DataError` if it does not name them.
+    """
+    if isinstance(section, HuggingFace) and section.val == "auto":
+        raise DataError("data.source.val: auto does not name the split whose column is read (set data.source.val=NAME)")
+    return section.model_copy(update={"train": section.val}) if isinstance(section, HuggingFace | Manifest) else section
 
 
 def _positions_of(source: Source) -> NDArray[np.int64] | None:
