@@ -119,7 +119,9 @@ def _plan(options: CvOptions) -> _CrossValidation:
     # The folder's recipe trains the final model, on all images.
     whole = replace(loaded, recipe=apply_patch(recipe, Patch((("data.split", "off"),))))
     runs = ShortRuns(whole, recipe, ranks, 0, options.repeats, options.oversubscribe)
-    num_folds = _count_groups(runs) if split.folds == "groups" else split.folds
+    # Groups are read before the first run: their column may be missing.
+    num_folds = split.folds if split.groups == "off" else _count_folds(runs)
+    assert num_folds != "groups", "groups are named"
     return _CrossValidation(options, runs, split, plan_folds(recipe, num_folds, options.repeats, ranks))
 
 
@@ -130,7 +132,7 @@ def _list_settings(options: CvOptions) -> list[tuple[str, Any]]:
     return [(f"data.split.{name}", value) for name, value in values.items() if value is not None]
 
 
-def _count_groups(runs: ShortRuns) -> int:
+def _count_folds(runs: ShortRuns) -> int:
     from paceline.data.sources.build import build_datasets
     from paceline.data.sources.folds import divide_images
 
@@ -166,7 +168,8 @@ def _run(study: _CrossValidation, chosen: Sequence[FoldTrial], session: Session)
 
 def _run_fold(study: _CrossValidation, planned: FoldTrial, session: Session) -> TrialOutcome:
     runner = study.build_runner(session)
-    outcome = runner.run(planned.trial, 1)
+    # A score does not depend on the speed of a machine: a finished run counts wherever it was made.
+    outcome = runner.find_existing(planned.trial, 1) or runner.run(planned.trial, 1)
     if outcome.result is None:
         raise_failed(outcome)
     predict_fold(study.runs.recipe, outcome, study.runs.ranks, runner.spawn)
