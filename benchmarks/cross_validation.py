@@ -3,10 +3,10 @@
     python benchmarks/cross_validation.py --fashion ~/data/fashion-mnist --photographs ~/data/cifar10 \\
         --json benchmarks/results/cross-validation.json
 
-The training images are dealt into disjoint random subsets of 500. Half of the subsets are cross-validated in five folds,
-each run with a seed of its own, as `paceline cv` does it. A model that is trained on four fifths of each other subset
-is tested on images that no subset has: the mean of these accuracies is the truth, of models on as many images as those
-of the folds have. An interval of 95 % should contain it for 95 % of the subsets.
+The training images are dealt into disjoint random subsets of 500. Half of the subsets are cross-validated in five
+folds, each run with a seed of its own, as `paceline cv` does it. A model that is trained on four fifths of each other
+subset is tested on images that no subset has: the mean of these accuracies is the truth, of models on as many images as
+those of the folds have. An interval of 95 % should contain it for 95 % of the subsets.
 
 Three intervals are compared: the corrected resampled t interval that `paceline cv` reports, Student's interval, which
 takes the five scores as independent, and Wilson's of all predictions. The photographs are class folders in `train/` and

@@ -192,7 +192,7 @@ def _build_result(
     if pooled is not None:
         write_atomic(folder.predictions, pooled.text)
         RunDir(folder.path).write_classes(pooled.table)
-    value = compute_interval(runs)
+    value = compute_interval(runs, metric)
     of_all = None if pooled is None else compute_accuracy(pooled, groups, study.options.repeats)
     selection = describe_selection(study.runs.recipe)
     recipe = study.runs.loaded

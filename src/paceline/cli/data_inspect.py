@@ -19,8 +19,8 @@ from paceline.core.run_dir import RunDir, is_run
 from paceline.core.units import count, number, size
 from paceline.data.files import expand_path, printable
 from paceline.data.pack.reader import PackSource
-from paceline.data.sources.folds import build_run_datasets
 from paceline.data.sources.fingerprint import digest_datasets, get_labels
+from paceline.data.sources.folds import build_run_datasets
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.lab.dataset_stats import DatasetStats, inspect_source
 

@@ -53,7 +53,9 @@ def evaluate(options: EvalOptions) -> int:
     out_folder = expand_path(str(options.out)) if options.out and world.is_main else None
     with output_dir(out_folder) if out_folder else contextlib.nullcontext() as folder:
         predictions = expand_path(str(options.predictions)) if options.predictions else None
-        keep = partial(_write_outputs, folder, predictions, path, options.overrides) if folder or predictions else discard
+        keep = (
+            partial(_write_outputs, folder, predictions, path, options.overrides) if folder or predictions else discard
+        )
         report = work(
             recipe,
             world,

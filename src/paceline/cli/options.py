@@ -874,9 +874,9 @@ class CvOptions:
     leave_one_group_out: Annotated[
         bool, _flag("--leave-one-group-out", help="Make a fold of each group; requires --groups.")
     ] = False
-    only: Annotated[
-        str | None, _option(metavar="K,K", help="Run only these folds, from 0, and skip the summary.")
-    ] = None
+    only: Annotated[str | None, _option(metavar="K,K", help="Run only these folds, from 0, and skip the summary.")] = (
+        None
+    )
     ranks: Ranks = "auto"
     run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/cv-RECIPE-TIME")] = None
     task: Task = None

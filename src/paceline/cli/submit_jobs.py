@@ -411,7 +411,10 @@ def _frozen_args(prepared: PreparedJob, job: ClusterJob, args: Sequence[str]) ->
 
 
 def list_tasks(request: SubmitRequest) -> tuple[ArrayTask, ...]:
-    """Return the tasks of a ladder, a scaling study or a cross-validation. Raise `PacelineError` for arguments that do not fit."""
+    """Return the tasks of a ladder, a scaling study or a cross-validation.
+
+    Raise `PacelineError` for arguments that do not fit.
+    """
     match request.parse():
         case LadderOptions() as options:
             from paceline.cli.ladder import plan_ladder_tasks
@@ -425,4 +428,5 @@ def list_tasks(request: SubmitRequest) -> tuple[ArrayTask, ...]:
             from paceline.cli.cv import list_cv_tasks
 
             return list_cv_tasks(options)
-    raise RecipeError(f"--array: {request.verb} has no independent tasks (it is for ladder, scale, batch-study and cv)")
+    verbs = "ladder, scale, batch-study and cv"
+    raise RecipeError(f"--array: {request.verb} has no independent tasks (it is for {verbs})")

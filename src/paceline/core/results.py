@@ -309,8 +309,8 @@ class EvalReport(ResultModel):
     """Evaluations of the weights after a step.
 
     `val` and `train` (on training images) are of the raw weights, `ema` of the averaged ones. `classes`, `worst` (the
-    misclassified images of the highest loss), `health`, `calibration` and `predictions` (on rank 0, if requested) are of
-    the `primary` weights, and not part of the JSON.
+    misclassified images of the highest loss), `health`, `calibration` and `predictions` (on rank 0, if requested) are
+    of the `primary` weights, and not part of the JSON.
     """
 
     val: EvalResult

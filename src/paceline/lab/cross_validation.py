@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from paceline.lab.runner import TrialError
 from paceline.lab.trial import Trial, TrialOutcome, build_eval_command
 from paceline.recipe.load import Patch
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.optim import Plateau
 
 PREDICTIONS: Final = "predictions.csv"
@@ -59,8 +61,9 @@ def predict_fold(recipe: Recipe, outcome: TrialOutcome, ranks: int, start: Proce
 
     Runs on several labels per image have none. Raise `TrialError` if the evaluation fails.
     """
-    run, last = outcome.rundir, outcome.result and outcome.result.eval
-    if last is None or last.top1 != last.top1 or (run.path / PREDICTIONS).exists():
+    run, result = outcome.rundir, outcome.result
+    has_one_label = result is not None and result.eval is not None and not math.isnan(result.eval.top1)
+    if not has_one_label or (run.path / PREDICTIONS).exists():
         return
     process = start(build_eval_command(recipe, run.path, run.path / PREDICTIONS, ranks))
     try:
@@ -150,10 +153,13 @@ def _read_rows(path: Path) -> list[list[str]]:
         raise PacelineError(f"{path}: cannot be read: {error} (remove it, and give the same command again)") from None
 
 
-def compute_interval(runs: Sequence[FoldRun]) -> Interval:
-    """Return the mean of the scores with its interval."""
+def compute_interval(runs: Sequence[FoldRun], metric: str) -> Interval:
+    """Return the mean of the scores with its interval, which for a metric from 0 to 1 stays there."""
     ratio = sum(each.val_images for each in runs) / sum(each.train_images for each in runs)
-    return resampled_interval([each.value for each in runs], ratio)
+    interval = resampled_interval([each.value for each in runs], ratio)
+    if metric == "loss" or is_plugin_name(metric) or interval.low is None or interval.high is None:
+        return interval
+    return interval.model_copy(update={"low": max(0.0, interval.low), "high": min(1.0, interval.high)})
 
 
 def compute_accuracy(pooled: PooledPredictions, groups: str, repeats: int) -> Interval:
@@ -170,8 +176,8 @@ def describe_result(
     share = sum(each.train_images for each in runs) / sum(each.train_images + each.val_images for each in runs)
     folds = count(len({each.fold for each in runs}), "fold")
     sentences = [
-        f"{metric_label(metric)} is {format_metric(metric, value.value)} on average over {count(len(runs), 'run')} with "
-        f"{folds} ({_bounds(metric, value)}, 95 % confidence).",
+        f"{metric_label(metric)} is {format_metric(metric, value.value)} on average over {count(len(runs), 'run')} "
+        f"with {folds} ({_bounds(metric, value)}, 95 % confidence).",
         f"The interval covers models that this recipe trains on {100 * share:.0f} % of as many images, with any seed, "
         f"and {'groups' if groups else 'images'} that they have not seen (corrected resampled t; no interval of a "
         "cross-validation is exact, as the folds share training images).",

@@ -79,7 +79,10 @@ def build_cross_validation_page(report: ExperimentReport, result: CrossValidatio
         PageSection("folds", "Folds", [ChartRow([_curves(result, names)]), rows.main_table()]),
         _classes_section(result),
         report.build_provenance(
-            result.command, facts, result.provenance, [(name, (each.run,)) for name, each in zip(names, result.runs, strict=True)]
+            result.command,
+            facts,
+            result.provenance,
+            [(name, (each.run,)) for name, each in zip(names, result.runs, strict=True)],
         ),
     ]
     return report.build_page(
@@ -95,9 +98,7 @@ def build_cross_validation_page(report: ExperimentReport, result: CrossValidatio
 def _curves(result: CrossValidationResult, names: list[str]) -> Chart:
     is_share = top_k(result.metric) is not None or result.metric == "mean_class_accuracy"
     lines = [
-        chart_line(
-            name, [(x, to_percent(y) if is_share else y) for x, y in each.curve], group="folds", marked=False
-        )
+        chart_line(name, [(x, to_percent(y) if is_share else y) for x, y in each.curve], group="folds", marked=False)
         for name, each in zip(names, result.runs, strict=True)
     ]
     unit = f"{metric_label(result.metric)}, %" if is_share else metric_label(result.metric)

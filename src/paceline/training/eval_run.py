@@ -72,7 +72,9 @@ def evaluate(
         # The weights are whole, whichever strategy trained them.
         strategy = build_strategy(Parallel(), world, context.device)
         average = load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint, merge)
-        report = context.create_evaluator(precision, strategy, average, calibrates=calibrates, lists_predictions=lists_predictions)(model)
+        report = context.create_evaluator(
+            precision, strategy, average, calibrates=calibrates, lists_predictions=lists_predictions
+        )(model)
         assert report is not None, "a stand-alone evaluation is never preempted"
         evidence = evidence_from_report(report)
         # Another dataset has no training images and no best evaluation.

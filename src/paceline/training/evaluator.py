@@ -73,7 +73,8 @@ class SplitEvaluator:
     """Evaluate `num_batches` batches per rank, which on all ranks are the `num_images` images of the split.
 
     `num_worst` is the number of misclassified images to return, `calibrates` whether to fit a temperature on rank 0,
-    and `lists_predictions` whether to return that of each image there. Synchronizes with the device once, at the end, unless it collects scores.
+    and `lists_predictions` whether to return that of each image there. Synchronizes with the device once, at the end,
+    unless it collects scores.
     `on_progress` is called on every rank while rank 0 computes metrics of scores.
     """
 

@@ -86,7 +86,9 @@ def test_a_damaged_file_of_predictions_is_named(predicted, tmp_path: Path) -> No
 
 def test_the_sentences_say_what_the_intervals_cover() -> None:
     made = runs(0.9, 0.92, 0.88, 0.9, 0.95)
-    value = compute_interval(made)
+    value = compute_interval(made, "top1")
+    assert value.high is not None and value.high < 1 < compute_interval(runs(0.8, 1.2), "loss").high  # type: ignore[operator]
+    assert compute_interval(runs(0.2, 0.9), "top1").low == 0.0
     mean, scope, *_ = describe_result(made, "top1", value, None, "")
     assert mean.startswith("top-1 is 91.00 % on average over 5 runs with 5 folds (")
     assert "on 80 % of as many images" in scope and "images that they have not seen" in scope

@@ -120,8 +120,8 @@ def get_labels(source: Source) -> NDArray[np.integer] | None:
         ):
             return np.asarray(labels)
         case SourceSubset(source=whole, indices=indices):
-            labels = get_labels(whole)
-            return None if labels is None else labels[indices]
+            of_all = get_labels(whole)
+            return None if of_all is None else of_all[indices]
         case JoinedSource(first=first, second=second):
             both = [get_labels(first), get_labels(second)]
             known = [labels for labels in both if labels is not None]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold
@@ -42,6 +42,7 @@ def counts(folds: np.ndarray, classes: Sequence[int]) -> np.ndarray:
     return table
 
 
+@settings(max_examples=25)
 @given(
     classes=st.lists(st.integers(0, 4), min_size=12, max_size=80),
     num_folds=st.integers(2, 12),
@@ -57,6 +58,7 @@ def test_folds_differ_by_at_most_one_image_of_each_class(classes: list[int], num
     assert np.ptp(np.bincount(plain)) <= 1
 
 
+@settings(max_examples=25)
 @given(
     images=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=30, max_size=90),
     num_folds=st.integers(2, 4),
@@ -98,7 +100,7 @@ def test_groups_are_balanced_about_as_well_as_by_scikit_learn() -> None:
 
 def test_folds_are_the_same_everywhere_and_differ_between_repeats_and_seeds() -> None:
     classes = [0, 1] * 6
-    assert assigned(Split(folds=3), classes).tolist() == EXPECTED
+    assert assigned(Split(folds=3), classes).tolist() == [0, 1, 2, 0, 2, 1, 1, 0, 0, 2, 1, 2]
     divisions = [assigned(Split(folds=3, **more), classes).tolist() for more in ({}, {"repeat": 1}, {"seed": 1})]
     assert len({tuple(each) for each in divisions}) == 3
     sizes = [f"{group}" for group in range(9) for _ in range(group + 1)]
@@ -195,7 +197,7 @@ def batches(source: Source, loader: str) -> tuple[np.ndarray, np.ndarray]:
 def test_folds_of_files_and_packs_keep_their_loader_and_their_pixels(photographs: Path, tmp_path: Path) -> None:
     section = Folder(root=str(photographs))
     files = build_datasets(section, may_download=False)
-    write_pack(files, tmp_path / "photographs.pack", PackOptions(num_workers=1))
+    write_pack(files, tmp_path / "photographs.pack", PackOptions(), lambda done, total: None, 1)
     packed = open_pack(tmp_path / "photographs.pack")
     split = Split(folds=2, groups="patient", groups_file=str(photographs / "patients.csv"))
     for from_files, from_pack in zip(folds_of(files, split, section), folds_of(packed, split), strict=True):
@@ -204,21 +206,18 @@ def test_folds_of_files_and_packs_keep_their_loader_and_their_pixels(photographs
         assert from_files.train.info.mean == files.train.info.mean  # ImageNet's, which are no leak
         patients = [{int(Path(each).stem) // 5 for each in names(part)} for part in (from_files.train, from_files.val)]
         assert not patients[0] & patients[1] and len(patients[0] | patients[1]) == 8
-        images, labels = batches(from_files.val, "inline")
+        assert from_pack.val.rows is not None
         for loader in ("threads", *(["native"] if load_native() else [])):
-            others = batches(from_pack.val, loader)
-            assert np.array_equal(labels, others[1])
-            assert np.abs(images.astype(int) - others[0]).max() <= (1 if loader == "native" else 0)  # its rounding
-        assert [from_pack.val.read(index) for index in range(len(from_pack.val))] == [
-            from_files.val.read(index) for index in range(len(from_files.val))
-        ]
+            for of_fold, of_all in zip(batches(from_pack.val, loader), batches(packed.train, loader), strict=True):
+                assert np.array_equal(of_fold, of_all[from_pack.val.rows])
+        for one, other in zip(batches(from_files.val, "inline"), batches(from_pack.val, "processes"), strict=True):
+            assert np.array_equal(one, other)
     pooled = folds_of(packed, Split(folds=3, pool="all"))[0]
     assert isinstance(pooled.val, PackSource) and len(pooled.val) + len(pooled.train) == 46
     joined = folds_of(files, Split(folds=3, pool="all"), section)[0]
     assert isinstance(joined.val, ImageFileSource) and {Path(each).exists() for each in names(joined.val)} == {True}
-    assert [from_file for from_file, _ in map(joined.val.read, range(3))] == [
-        from_pack for from_pack, _ in map(pooled.val.read, range(3))
-    ]
+    for one, other in zip(batches(joined.val, "inline"), batches(pooled.val, "inline"), strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_other_sources_are_subsets(photographs: Path) -> None:
