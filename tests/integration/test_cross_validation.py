@@ -8,8 +8,8 @@ from pathlib import Path
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import CrossValidationResult
 
-SMALL = ("digits", "model.width=0.1", "train.epochs=2", "parallel.threads=1", "log.tensorboard=off", "log.report=off",
-         "log.worst=0", "measure.telemetry=off")  # fmt: skip
+SMALL = ("digits", "model.width=0.1", "train.epochs=2", "train.eval_every=1ep", "parallel.threads=1",
+         "log.tensorboard=off", "log.report=off", "log.worst=0", "measure.telemetry=off")  # fmt: skip
 CV = ("cv", *SMALL, "--folds", "2", "--run-dir", "found")
 
 

@@ -102,7 +102,7 @@ def _plan(options: CvOptions) -> _CrossValidation:
             raise RecipeError(f"{path}: {value} has no effect on cv, which runs them all (use {_OPTIONS[path]})")
     if options.leave_one_group_out and options.folds is not None:
         raise RecipeError(f"--folds: {options.folds} has no effect with --leave-one-group-out (leave one of them out)")
-    overrides = Patch((*overrides.assignments, *_list_settings(options)))
+    overrides = Patch((*overrides.assignments, *_list_settings(options), ("log.predictions", "on")))
     loaded, ranks = load_for_ranks(name, overrides, options)
     if loaded.recipe.data.split == "off":
         overrides = Patch((*overrides.assignments, ("data.split.folds", 5)))
@@ -117,7 +117,8 @@ def _plan(options: CvOptions) -> _CrossValidation:
     if split.folds == "groups" and options.repeats > 1:
         raise RecipeError(f"--repeats: {options.repeats} has no effect on groups, which divide in one way (set 1)")
     # The folder's recipe trains the final model, on all images.
-    whole = replace(loaded, recipe=apply_patch(recipe, Patch((("data.split", "off"),))))
+    without = Patch((("data.split", "off"), ("log.predictions", "off")))
+    whole = replace(loaded, recipe=apply_patch(recipe, without))
     runs = ShortRuns(whole, recipe, ranks, 0, options.repeats, options.oversubscribe)
     # Groups are read before the first run: their column may be missing.
     num_folds = split.folds if split.groups == "off" else _count_folds(runs)

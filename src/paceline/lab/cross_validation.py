@@ -27,7 +27,6 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import is_plugin_name
 from paceline.recipe.schema.optim import Plateau
 
-PREDICTIONS: Final = "predictions.csv"
 MAX_CONFUSION_CLASSES: Final = 100
 """Limit for a confusion matrix in the result; `confusion.csv` has it for any number of classes."""
 
@@ -57,15 +56,16 @@ def plan_folds(recipe: Recipe, num_folds: int, repeats: int, ranks: int) -> tupl
 
 
 def predict_fold(recipe: Recipe, outcome: TrialOutcome, ranks: int, start: ProcessStarter) -> None:
-    """Write `predictions.csv` of a finished run of `recipe`, unless it exists: `paceline eval` of its last weights.
+    """Write `predictions.csv` of a finished run of `recipe` by `paceline eval`, unless it exists.
 
-    Runs on several labels per image have none. Raise `TrialError` if the evaluation fails.
+    A run writes it itself, unless it was killed after its last evaluation. Runs on several labels per image have none.
+    Raise `TrialError` if the evaluation fails.
     """
     run, result = outcome.rundir, outcome.result
     has_one_label = result is not None and result.eval is not None and not math.isnan(result.eval.top1)
-    if not has_one_label or (run.path / PREDICTIONS).exists():
+    if not has_one_label or run.predictions.exists():
         return
-    process = start(build_eval_command(recipe, run.path, run.path / PREDICTIONS, ranks))
+    process = start(build_eval_command(recipe, run.path, run.predictions, ranks))
     try:
         stderr = process.communicate()[1] or ""
     finally:
@@ -125,14 +125,14 @@ def pool_predictions(runs: Sequence[tuple[FoldTrial, RunDir]]) -> PooledPredicti
 
     Raise `PacelineError` for a file that cannot be read.
     """
-    if not any((rundir.path / PREDICTIONS).exists() for _, rundir in runs):
+    if not any(rundir.predictions.exists() for _, rundir in runs):
         return None
     names = [printable_class_name(str(name)) for name in read_json(runs[0][1].dataset)["class_names"]]
     pairs: Counter[tuple[str, str]] = Counter()
     pooled = io.StringIO(newline="")
     writer = csv.writer(pooled, lineterminator="\n")
     for number, (planned, rundir) in enumerate(runs):
-        header, *rows = _read_rows(rundir.path / PREDICTIONS)
+        header, *rows = _read_rows(rundir.predictions)
         if not number:
             writer.writerow([*header, "fold", "repeat"])
         writer.writerows([*row, planned.fold, planned.repeat] for row in rows)
@@ -173,14 +173,14 @@ def describe_result(
     runs: Sequence[FoldRun], metric: str, value: Interval, pooled: Interval | None, groups: str
 ) -> tuple[str, ...]:
     """Return sentences on the score, on what its interval covers, and on the accuracy of all predictions."""
-    share = sum(each.train_images for each in runs) / sum(each.train_images + each.val_images for each in runs)
+    train_images = round(sum(each.train_images for each in runs) / len(runs))
     folds = count(len({each.fold for each in runs}), "fold")
     sentences = [
         f"{metric_label(metric)} is {format_metric(metric, value.value)} on average over {count(len(runs), 'run')} "
         f"with {folds} ({_bounds(metric, value)}, 95 % confidence).",
-        f"The interval covers models that this recipe trains on {100 * share:.0f} % of as many images, with any seed, "
-        f"and {'groups' if groups else 'images'} that they have not seen (corrected resampled t; no interval of a "
-        "cross-validation is exact, as the folds share training images).",
+        f"The interval covers the score{' for new groups' if groups else ''} of models that this recipe trains on "
+        f"{train_images:,} images like these, with any seed (corrected resampled t; no interval of a cross-validation "
+        "is exact, as folds share training images).",
     ]
     if pooled is not None:
         of_all = f"{accuracy(pooled.value)} of {pooled.n:,} predictions for images that a model was not trained on"

@@ -132,7 +132,7 @@ def write_predictions(path: Path, predictions: Sequence[ImagePrediction], source
     try:
         write_atomic(path, table.getvalue())
     except OSError as error:
-        raise PacelineError(f"--predictions: {path} cannot be written: {error.strerror} (name another)") from None
+        raise PacelineError(f"{path}: cannot be written: {error.strerror} (name another)") from None
 
 
 def discard(report: EvalReport, source: Source, explain: ExplainMistakes) -> None:

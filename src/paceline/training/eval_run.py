@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.core.dataset import Source
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.health import find_problems, is_suspicious
 from paceline.core.results import EvalReport
 from paceline.core.run_dir import RunDir
@@ -60,6 +60,8 @@ def evaluate(
         )
         if not context.plan.val_images:
             raise DataError("data.source: there are no validation images to evaluate on (name some by data.source.*)")
+        if lists_predictions and context.is_multi_label:
+            raise RecipeError("--predictions: needs one class per image, and these have several (leave it out)")
         check_model(recipe.model, context.plan)
         # The plan is for one rank: the training batch size may not divide over the ranks that evaluate.
         if recipe.data.eval_batch_size == "auto":

@@ -91,8 +91,8 @@ def test_the_sentences_say_what_the_intervals_cover() -> None:
     assert compute_interval(runs(0.2, 0.9), "top1").low == 0.0
     mean, scope, *_ = describe_result(made, "top1", value, None, "")
     assert mean.startswith("top-1 is 91.00 % on average over 5 runs with 5 folds (")
-    assert "on 80 % of as many images" in scope and "images that they have not seen" in scope
-    assert "groups that they have not seen" in describe_result(made, "top1", value, None, "patient")[1]
+    assert "trains on 80 images like these" in scope and "groups" not in scope
+    assert "for new groups" in describe_result(made, "top1", value, None, "patient")[1]
 
 
 def test_settings_that_look_at_the_validation_images_are_named() -> None:
