@@ -56,9 +56,14 @@ def test_an_interrupted_cross_validation_is_resumed_to_the_same_result(paceline,
     ]
     assert folder.predictions.read_text().splitlines()[1:] == [",".join(row.values()) for row in rows]
 
-    # A fold by itself is the run of the cross-validation; its own test images are not among those of a fold.
-    alone = paceline("train", str(folder.measured), "data.split.fold=1", "seed=1", "--ranks", "2", "--json").result
-    assert alone["eval"]["top1"] == found.runs[1].value
+    # A fold by itself is the run of the cross-validation, and ranks together predict what one does.
+    split = ("data.split.folds=2", "data.split.fold=1", "log.predictions=on", "seed=1")
+    assert paceline("train", *SMALL, *split, "--json").result["weights_sha256"] == weights
+    shared = paceline("eval", str(run), "--predictions", "again.csv", "--ranks", "2", "--json").result
+    assert shared["top1"] == found.runs[1].value
+    of_ranks, of_run = ([line.split(",")[:3] for line in path.read_text().splitlines()]
+                        for path in (tmp_path / "again.csv", run / "predictions.csv"))  # fmt: skip
+    assert of_ranks == of_run
     test = paceline("eval", str(run), "data.split=off", "--json").result
     assert test["images"] == 359
 
