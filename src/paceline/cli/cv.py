@@ -100,7 +100,7 @@ def _plan(options: CvOptions) -> _CrossValidation:
     for path, value in overrides.assignments:
         if path in _OPTIONS:
             raise RecipeError(f"{path}: {value} has no effect on cv, which runs them all (use {_OPTIONS[path]})")
-    if options.leave_one_group_out and options.folds is not None:
+    if options.fold_per_group and options.folds is not None:
         raise RecipeError(f"--folds: {options.folds} has no effect with --leave-one-group-out (leave one of them out)")
     overrides = Patch((*overrides.assignments, *_list_settings(options), ("log.predictions", "on")))
     loaded, ranks = load_for_ranks(name, overrides, options)
@@ -127,7 +127,7 @@ def _plan(options: CvOptions) -> _CrossValidation:
 
 
 def _list_settings(options: CvOptions) -> list[tuple[str, Any]]:
-    folds = "groups" if options.leave_one_group_out else options.folds
+    folds = "groups" if options.fold_per_group else options.folds
     file = None if options.groups_file is None else str(expand_path(str(options.groups_file)).absolute())
     values = {"folds": folds, "groups": options.groups, "groups_file": file}
     return [(f"data.split.{name}", value) for name, value in values.items() if value is not None]
@@ -146,11 +146,11 @@ def _count_folds(runs: ShortRuns) -> int:
 def _parse_only(options: CvOptions, num_folds: int) -> set[int] | None:
     if options.only is None:
         return None
-    words = options.only.split(",")
-    wrong = next((word for word in words if not word.isdecimal() or int(word) >= num_folds), None)
+    numbers = options.only.split(",")
+    wrong = next((each for each in numbers if not each.isdecimal() or int(each) >= num_folds), None)
     if wrong is not None:
         raise RecipeError(f"--only: {wrong!r} is not one of {num_folds} folds (write 0 to {num_folds - 1}, as in 0,2)")
-    return {int(word) for word in words}
+    return {int(each) for each in numbers}
 
 
 def _run(study: _CrossValidation, chosen: Sequence[FoldTrial], session: Session) -> CrossValidationResult | None:

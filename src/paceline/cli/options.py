@@ -871,7 +871,7 @@ class CvOptions:
     groups_file: Annotated[
         Path | None, _option(metavar="FILE", help="CSV file with that column, if the dataset has none.")
     ] = None
-    leave_one_group_out: Annotated[
+    fold_per_group: Annotated[
         bool, _flag("--leave-one-group-out", help="Make a fold of each group; requires --groups.")
     ] = False
     only: Annotated[str | None, _option(metavar="K,K", help="Run only these folds, from 0, and skip the summary.")] = (
