@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,9 @@ from paceline.data.loaders.build import (
 )
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.loaders.process import BATCHES_PER_WORKER
+from paceline.data.loaders.sampler import build_sampler, count_samples
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.sampler import Sampler, build_sampler
+from paceline.data.sampler import Sampler
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
@@ -64,7 +65,7 @@ _IMAGES_TO_FIT = 5000
 
 @dataclass(frozen=True)
 class RunContext:
-    """Recipe, world, device, datasets and plan of a run.
+    """Recipe, world, device, datasets, plan and sampler of a run.
 
     `exit_stack` closes the loaders that it creates.
     """
@@ -74,6 +75,7 @@ class RunContext:
     device: torch.device
     datasets: Datasets
     plan: Plan
+    sampler: Sampler
     loader_choice: LoaderChoice
     exit_stack: contextlib.ExitStack
     memory_format: torch.memory_format = torch.channels_last
@@ -91,24 +93,20 @@ class RunContext:
         """Return the context for training on `train_ranks` ranks, by default those of the world."""
         recipe = resolve_batch(recipe, train_ranks or world.world_size)
         train, num_ranks = datasets.train.info, train_ranks or world.world_size
-        num_samples = build_sampler(recipe.data).num_samples(train.num_images)
+        num_samples = count_samples(recipe.data, train.num_images)
         plan = Plan.derive(recipe, num_ranks, train, datasets.val.info, num_samples)
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
-        context = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
+        sampler = build_sampler(recipe.data, datasets.train, plan.steps)
+        context = cls(recipe, world, device, datasets, plan, sampler, choice, exit_stack, layout)
         return context.with_notes(choice.note, worker_timeout_warning(recipe.data, recipe.parallel, choice.workers))
 
     def with_notes(self, *notes: str | None) -> "RunContext":
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
-
-    @cached_property
-    def sampler(self) -> Sampler:
-        """The sampler of the training images, built from their labels or columns at its first use."""
-        return build_sampler(self.recipe.data, self.datasets.train)
 
     @property
     def is_multi_label(self) -> bool:
