@@ -36,7 +36,7 @@ from paceline.recipe.schema.source import FashionMnist, Folder
 FOLDS = 5
 SETTINGS = (
     *("model.width=0.125", "data.batch_size=50", "optim.lr=0.05", "parallel.threads=1", "data.workers=0"),
-    *("checkpoint.every=off", "log.tensorboard=off", "log.report=off", "log.worst=0", "log.inputs=0"),
+    *("checkpoint.every=off", "log.tensorboard=off", "log.report=off", "log.worst=0"),
     *("measure.telemetry=off", "measure.clock=off"),
 )
 DATA: dict[str, tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64], list[str]]] = {}
