@@ -154,7 +154,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--subsets", type=int, default=40, help="subsets to cross-validate, and as many to test on")
     parser.add_argument("--images", type=int, default=500, help="images per subset")
     parser.add_argument("--test", type=int, default=2000, help="test images")
-    parser.add_argument("--epochs", type=int, default=5, help="epochs of a run")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs of a run")
     parser.add_argument("--json", type=Path, required=True, help="file to write")
     return parser.parse_args()
 
