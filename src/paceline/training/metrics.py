@@ -69,12 +69,6 @@ def predict_batch(logits: Tensor, labels: Tensor, num_best: int = 5, targets: Te
     )
 
 
-def first_prediction(logits: Tensor) -> Tensor:
-    """Return [N, 2]: the predicted class of `predict_batch` and its probability, of logits [N, num_classes]."""
-    predictions = predict_batch(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
-    return torch.stack([predictions.predicted, predictions.confidence], dim=1)
-
-
 def _extend_hits(hits: Tensor, log_probabilities: Tensor, labels: Tensor, num_best: int) -> Tensor:
     """Return `hits` of the first five predictions with columns for the others of the first `num_best`."""
     # The order of equal values depends on the k of `topk`. The first five are always those of k = 5, so that the

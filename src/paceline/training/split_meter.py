@@ -13,7 +13,7 @@ from paceline.core.metric import COUNTED, MULTI_LABEL, SCORED
 from paceline.core.results import Calibration, ClassCount, ClassTable, EvalResult, ImagePrediction, MisclassifiedImage
 from paceline.parallel.strategy import Strategy
 from paceline.training.calibration import calibrate
-from paceline.training.metrics import EvalCounts, LabelCounts, WorstMistakes, first_prediction, predict_batch
+from paceline.training.metrics import EvalCounts, LabelCounts, WorstMistakes, predict_batch
 from paceline.training.scores import (
     NO_METRICS,
     ExtraMetrics,
@@ -103,7 +103,7 @@ class ClassMeter:
         self._collector = ScoreCollector() if metrics.needs_scores else None
         # Log-probabilities, as a constant per image changes no temperature, and float32 is most precise around 0.
         self._logits = ScoreCollector(log_softmax) if calibrates else None
-        self._predictions = ScoreCollector(first_prediction) if lists_predictions else None
+        self._predictions = ScoreCollector(_first_prediction) if lists_predictions else None
         self._device = device
         self._targets = targets
         self._gathered = GatheredMetrics(metrics, self._collector, device, on_progress)
@@ -135,6 +135,12 @@ class ClassMeter:
         found = self._predictions.gather(strategy, 2, self._device) if self._predictions else None
         predictions = _list_predictions(found) if found else ()
         return SplitEvaluation(result, table, worst, calibrate(images, result) if images else None, predictions)
+
+
+def _first_prediction(logits: Tensor) -> Tensor:
+    """Return [N, 2]: the predicted class of `predict_batch` and its probability, of logits [N, num_classes]."""
+    predictions = predict_batch(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+    return torch.stack([predictions.predicted, predictions.confidence], dim=1)
 
 
 def _list_predictions(images: ImageScores) -> tuple[ImagePrediction, ...]:
