@@ -29,7 +29,7 @@ PROGRAMS = {
     "make": "time",
 }
 """Requirements of programs that no test environment has."""
-MEASURING = ("train", "check", "profile", "ladder", "tune", "lr-find", "scale", "batch-study", "bench")
+MEASURING = ("train", "check", "profile", "ladder", "tune", "lr-find", "scale", "batch-study", "cv", "bench")
 """Commands to which the arguments of a `with` mark are added."""
 VERB_OF_OPTION = {"--budget": "tune"}
 """Options of a `with` mark that only one verb has: `--budget=4`."""

@@ -14,6 +14,7 @@ from paceline.cli.options import (
     BatchStudyOptions,
     CheckOptions,
     CompareOptions,
+    CvOptions,
     DataBenchOptions,
     DataInspectOptions,
     DataPackOptions,
@@ -195,6 +196,14 @@ def train(options: TrainOptions) -> int:
 def evaluate(options: EvalOptions) -> int:
     """Evaluate a run's weights on its validation images, or on another dataset, each image once."""
     from paceline.cli.evaluate import evaluate as work
+
+    return work(options)
+
+
+@_verb("paceline cv folder data.source.root=~/photos --folds 5", panel=_TRAIN)
+def cv(options: CvOptions) -> int:
+    """Cross-validate a recipe: train and evaluate it on every fold of the images, and sum up the scores."""
+    from paceline.cli.cv import cv as work
 
     return work(options)
 

@@ -78,10 +78,10 @@ def _summarize(findings: Sequence[DoctorFinding]) -> str:
 def _check_all(
     recipe: Recipe, ranks: int, run: RunDir | None, options: CheckOptions
 ) -> Iterator[tuple[DoctorSection, list[DoctorFinding]]]:
-    from paceline.data.sources.build import build_datasets
+    from paceline.data.sources.folds import build_run_datasets
 
     try:
-        datasets = build_datasets(recipe.data.source, may_download=False, skip_bad=True)
+        datasets = build_run_datasets(recipe.data, may_download=False, skip_bad=True)
     except DataError as error:
         yield _section("data", "data", [DoctorFinding("data", *failure_by(error))], {})
         return

@@ -19,8 +19,8 @@ from paceline.core.run_dir import RunDir, is_run
 from paceline.core.units import count, number, size
 from paceline.data.files import expand_path, printable
 from paceline.data.pack.reader import PackSource
-from paceline.data.sources.build import build_datasets
 from paceline.data.sources.fingerprint import digest_datasets, get_labels
+from paceline.data.sources.folds import build_run_datasets
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.lab.dataset_stats import DatasetStats, inspect_source
 
@@ -31,7 +31,7 @@ _NUM_RAREST: Final = 3
 def inspect_data(options: DataInspectOptions) -> int:
     """Run `paceline data inspect`, and return the exit code."""
     request = read_source(options.src, options.overrides, trust_code=options.trust_code)
-    datasets = build_datasets(request.source, may_download=False, skip_bad=True)
+    datasets = build_run_datasets(request.data, may_download=False, skip_bad=True)
     limit = None if options.inspect_all else _NUM_SAMPLED
     with DataProgress("images") as progress:
         splits = [inspect_source(source, limit, progress) for source in (datasets.train, datasets.val)]
@@ -141,7 +141,7 @@ def list_validation(options: DataInspectOptions) -> int:
     if options.inspect_all:
         raise RecipeError("--all: inspects images, but --held-out only lists them (leave it out)")
     request = read_source(options.src, options.overrides, trust_code=options.trust_code)
-    datasets = build_datasets(request.source, may_download=False, skip_bad=True)
+    datasets = build_run_datasets(request.data, may_download=False, skip_bad=True)
     if isinstance(datasets.val, ArraySource):
         raise RecipeError(f"--held-out: {request.name} is pixels in memory, without names (name a folder or a list)")
     digest = digest_datasets(datasets)

@@ -130,10 +130,10 @@ def _ranks_to_start(text: str | None, world: World, environ: Mapping[str, str]) 
 
 
 def _build_datasets(section: Data) -> "Datasets":
-    from paceline.data.sources.build import build_datasets
+    from paceline.data.sources.folds import build_run_datasets
 
     # A check must not download.
-    return build_datasets(section.source, may_download=False, skip_bad=section.on_bad_image == "skip")
+    return build_run_datasets(section, may_download=False, skip_bad=section.on_bad_image == "skip")
 
 
 def _check_ranks(

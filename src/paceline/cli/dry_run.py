@@ -12,7 +12,7 @@ from paceline.core.world import World
 from paceline.data.files import printable
 from paceline.data.loaders.choose import choose_loader
 from paceline.data.loaders.sampler import build_sampler, count_samples
-from paceline.data.sources.build import build_datasets
+from paceline.data.sources.folds import build_run_datasets
 from paceline.data.staging.inventory import build_inventory
 from paceline.parallel.device import choose_device
 from paceline.recipe.load import LoadedRecipe
@@ -54,7 +54,7 @@ def dry_run(
     check_plugins(recipe)
     require_sinks(recipe.log)
     device = choose_device(recipe.parallel, world)
-    datasets = build_datasets(recipe.data.source, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
+    datasets = build_run_datasets(recipe.data, may_download=False, skip_bad=recipe.data.on_bad_image == "skip")
     if recipe.data.stage != "off":
         build_inventory(
             recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip"

@@ -52,7 +52,10 @@ def evaluate(options: EvalOptions) -> int:
     # The other ranks would write the same files.
     out_folder = expand_path(str(options.out)) if options.out and world.is_main else None
     with output_dir(out_folder) if out_folder else contextlib.nullcontext() as folder:
-        keep = partial(_write_outputs, folder, path, options.overrides) if folder else discard
+        predictions = expand_path(str(options.predictions)) if options.predictions else None
+        keep = (
+            partial(_write_outputs, folder, predictions, path, options.overrides) if folder or predictions else discard
+        )
         report = work(
             recipe,
             world,
@@ -61,6 +64,7 @@ def evaluate(options: EvalOptions) -> int:
             print_line=_print_note,
             write_report=keep,
             calibrates=options.calibrate,
+            lists_predictions=predictions is not None,
         )
         if report.calibration:
             write_temperature(rundir, path, report.calibration, options.overrides)
@@ -125,16 +129,21 @@ def _class_row(each: "ClassCount") -> dict[str, Any]:
 
 
 def _write_outputs(
-    folder: RunDir,
+    folder: RunDir | None,
+    predictions: Path | None,
     checkpoint: Path,
     overrides: Sequence[str],
     report: "EvalReport",
     source: "Source",
     explain: "ExplainMistakes",
 ) -> None:
-    from paceline.training.eval_outputs import write_eval_outputs
+    from paceline.training.eval_outputs import write_eval_outputs, write_predictions
     from paceline.training.explain import explain_or_warn
 
+    if predictions is not None:
+        write_predictions(predictions, report.predictions, source)
+    if folder is None:
+        return
     origin = {"run": printable(checkpoint.parent.parent), "checkpoint": checkpoint.name, "overrides": list(overrides)}
     overlays = explain_or_warn(explain, report.worst, _print_note)
     write_eval_outputs(folder, {**origin, **evaluation_json(report, ())}, report, source, overlays)

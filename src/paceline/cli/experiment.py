@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from paceline.cli.args import count_ranks
 from paceline.cli.options import (
     BatchStudyOptions,
+    CvOptions,
     LadderOptions,
     LrFindOptions,
     ProfileOptions,
@@ -44,7 +45,9 @@ from paceline.recipe.plan import resolve_batch
 from paceline.recipe.schema import Recipe
 
 RowT = TypeVar("RowT", RungResult, ScalePoint)
-ExperimentOptions = LadderOptions | ScaleOptions | BatchStudyOptions | TuneOptions | ProfileOptions | LrFindOptions
+ExperimentOptions = (
+    LadderOptions | ScaleOptions | BatchStudyOptions | TuneOptions | ProfileOptions | LrFindOptions | CvOptions
+)
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
 _RUN_TIMEOUT_S: Final = 1800.0
@@ -140,17 +143,27 @@ def plan_short_runs(
     `lr_share` is the learning rate as a share of its peak. `build_patch` returns what turns the recipe into a run, in
     place of that of a measurement.
     """
-    loaded = with_weights_defaults(load(name, overrides))
-    require_consent(loaded, trust_code=options.trust_code)
-    ranks = count_ranks(options.ranks, os.environ)
-    refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
-    loaded = replace(loaded, recipe=resolve_batch(loaded.recipe, ranks))
+    loaded, ranks = load_for_ranks(name, overrides, options)
     if build_patch is None:
         patch = build_measurement_patch(loaded.recipe, options.steps, overrides, lr_share=lr_share)
     else:
         patch = build_patch(loaded.recipe)
     recipe = apply_patch(loaded.recipe, patch)
     return ShortRuns(loaded, recipe, ranks, options.steps, options.repeats, options.oversubscribe)
+
+
+def load_for_ranks(
+    name: str, overrides: Patch, options: TuneOptions | ProfileOptions | LrFindOptions | CvOptions
+) -> tuple[LoadedRecipe, int]:
+    """Return a recipe with its batch size on the ranks of this machine, and their number.
+
+    Raise `PacelineError` if its runs cannot be started.
+    """
+    loaded = with_weights_defaults(load(name, overrides))
+    require_consent(loaded, trust_code=options.trust_code)
+    ranks = count_ranks(options.ranks, os.environ)
+    refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
+    return replace(loaded, recipe=resolve_batch(loaded.recipe, ranks)), ranks
 
 
 def refuse_launcher(verb: str) -> None:
@@ -165,21 +178,26 @@ def run_experiment(
     name: str,
     request: dict[str, Any],
     options: ExperimentOptions,
-    run: Callable[[Session], Experiment],
+    run: Callable[[Session], Experiment | None],
     *,
     total: int | None = None,
+    length: str = "short",
 ) -> int:
     """Run an experiment in its folder unless it finished earlier, print its result, and return 0.
 
-    `request` is all that the runs depend on, and `total` the number of runs, None if unknown.
+    `request` is all that the runs depend on, and `total` the number of runs, None if unknown. An experiment of which
+    `run` returns None stays unfinished.
     """
-    announce(f"{name}: short runs on {describe_hardware()}")
+    announce(f"{name}: {length} runs on {describe_hardware()}")
     with locked_experiment(name, request, options.run_dir, as_json=options.as_json) as folder:
         if folder.result.exists():
             result = folder.read()
         else:
             with _session(folder, options, total) as session:
-                result = run(session)
+                unfinished = run(session)
+            if unfinished is None:
+                return 0
+            result = unfinished
             finish_experiment(folder, result)
     show_experiment(result, folder, as_json=options.as_json)
     return 0

@@ -173,6 +173,10 @@ class EvalOptions:
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for the confusion matrix and the worst mistakes."),
     ] = None
+    predictions: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV file for the class and the prediction of each image."),
+    ] = None
     trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
     port: Port = 0
@@ -852,6 +856,36 @@ class LrFindOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CvOptions:
+    """Options of `paceline cv`."""
+
+    args: RecipeArgs = field(default_factory=list)
+    folds: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Number of folds.", show_default="the recipe's, or 5")
+    ] = None
+    repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Times to divide the images anew.")] = 1
+    groups: Annotated[
+        str | None,
+        _option(metavar="COLUMN", help="Column of the groups, such as patients: all images of one are in one fold."),
+    ] = None
+    groups_file: Annotated[
+        Path | None, _option(metavar="FILE", help="CSV file with that column, if the dataset has none.")
+    ] = None
+    fold_per_group: Annotated[
+        bool, _flag("--leave-one-group-out", help="Make a fold of each group; requires --groups.")
+    ] = False
+    only: Annotated[str | None, _option(metavar="K,K", help="Run only these folds, from 0, and skip the summary.")] = (
+        None
+    )
+    ranks: Ranks = "auto"
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/cv-RECIPE-TIME")] = None
+    task: Task = None
+    trust_code: TrustCode = False
+    oversubscribe: Oversubscribe = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareOptions:
     """Options of `paceline compare`."""
 
@@ -918,5 +952,6 @@ JOB_VERBS: Final[dict[str, type]] = {
     "lr-find": LrFindOptions,
     "scale": ScaleOptions,
     "batch-study": BatchStudyOptions,
+    "cv": CvOptions,
 }
 """Commands that a job of `paceline submit` can run, and their options."""

@@ -139,13 +139,13 @@ def _create_folder(name: str, run_dir: Path | None) -> RunDir:
 def _load(loaded: LoadedRecipe, run: RunDir | None, options: ProbeOptions) -> tuple["Backbone", "Datasets"]:
     """Return the model and the datasets as it takes them. Raise `DataError` for several labels per image."""
     from paceline.core.dataset import Datasets
-    from paceline.data.sources.build import build_datasets
+    from paceline.data.sources.folds import build_run_datasets
     from paceline.data.sources.statistics import measure_statistics, needs_statistics, with_statistics
     from paceline.inference.probe.backbone import load_run_backbone, load_weights_backbone
 
     recipe, data = loaded.recipe, loaded.recipe.data
     skip_bad = data.on_bad_image == "skip"
-    datasets = build_datasets(data.source, may_download=True, skip_bad=skip_bad)
+    datasets = build_run_datasets(data, may_download=True, skip_bad=skip_bad)
     info = datasets.train.info
     if info.targets is not None:
         raise DataError(

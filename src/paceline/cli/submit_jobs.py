@@ -11,6 +11,7 @@ from paceline.cli.args import split_recipe_args
 from paceline.cli.options import (
     JOB_VERBS,
     BatchStudyOptions,
+    CvOptions,
     LadderOptions,
     ProfileOptions,
     ScaleOptions,
@@ -31,7 +32,7 @@ from paceline.recipe.schema import Recipe
 
 RANK_VERBS: Final = ("train", "eval")
 """Verbs whose ranks the scheduler starts; the others start their own processes."""
-_ONE_NODE_VERBS: Final = ("ladder", "tune", "lr-find", "profile")
+_ONE_NODE_VERBS: Final = ("ladder", "tune", "lr-find", "profile", "cv")
 _SITE_FIELD: Final = re.compile(r"(slurm|kubernetes)\.[a-z_.]+=.*", re.DOTALL)
 _REFUSED_OPTIONS: Final = {
     "--run-dir": "write it before `--`",
@@ -410,7 +411,10 @@ def _frozen_args(prepared: PreparedJob, job: ClusterJob, args: Sequence[str]) ->
 
 
 def list_tasks(request: SubmitRequest) -> tuple[ArrayTask, ...]:
-    """Return the tasks of a ladder or a scaling study. Raise `PacelineError` for arguments that do not fit."""
+    """Return the tasks of a ladder, a scaling study or a cross-validation.
+
+    Raise `PacelineError` for arguments that do not fit.
+    """
     match request.parse():
         case LadderOptions() as options:
             from paceline.cli.ladder import plan_ladder_tasks
@@ -420,4 +424,9 @@ def list_tasks(request: SubmitRequest) -> tuple[ArrayTask, ...]:
             from paceline.cli.scale import list_scale_tasks
 
             return list_scale_tasks(options)
-    raise RecipeError(f"--array: {request.verb} has no independent tasks (it is for ladder, scale and batch-study)")
+        case CvOptions() as options:
+            from paceline.cli.cv import list_cv_tasks
+
+            return list_cv_tasks(options)
+    verbs = "ladder, scale, batch-study and cv"
+    raise RecipeError(f"--array: {request.verb} has no independent tasks (it is for {verbs})")

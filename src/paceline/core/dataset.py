@@ -119,6 +119,10 @@ class JoinedNames:
         start = int(self.ends[index - 1]) if index else 0
         return bytes(self.joined[start : int(self.ends[index])])
 
+    def take(self, indices: NDArray[np.int64]) -> "JoinedNames":
+        """Return the names at `indices`, int64 [K], in that order."""
+        return JoinedNames.from_list([self[index] for index in indices.tolist()])
+
 
 class Source(Protocol):
     """A map-style dataset of one split. It does not import torch, and is cheap to pickle for a worker process."""
@@ -143,11 +147,15 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ArraySource:
-    """A split in memory: `images` [N, H, W, C] of one size and int64 `labels` [N]."""
+    """A split in memory: `images` [N, H, W, C] of one size and int64 `labels` [N].
+
+    `positions`, int64 [N], are those of selected images among all, by which they are named.
+    """
 
     info: DatasetInfo
     images: PixelArray
     labels: NDArray[np.int64]
+    positions: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -157,7 +165,9 @@ class ArraySource:
         return self.images[index], int(self.labels[index])
 
     def name_of(self, index: int) -> str:
-        """Return `name/split[index]`."""
+        """Return `name/split[index]`, or of a selected image `name[position]`."""
+        if self.positions is not None:
+            return f"{self.info.name}[{self.positions[index]}]"
         return f"{self.info.name}/{self.info.split}[{index}]"
 
 

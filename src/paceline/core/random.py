@@ -37,6 +37,7 @@ class Stream(IntEnum):
     SAMPLER = 6
     PERMUTATION = 7
     SUBSET = 8
+    FOLDS = 9
 
 
 def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[Uint64, Uint64, Uint64, Uint64]:

@@ -47,6 +47,16 @@ class MisclassifiedImage:
 
 
 @dataclass(frozen=True)
+class ImagePrediction:
+    """Sample `index` of a split, of class `label` and classified as `predicted` with `probability`, 0 to 1."""
+
+    index: int
+    label: int
+    predicted: int
+    probability: float
+
+
+@dataclass(frozen=True)
 class ClassCount:
     """Number of images of a class, and how many of them were classified correctly.
 
@@ -299,8 +309,8 @@ class EvalReport(ResultModel):
     """Evaluations of the weights after a step.
 
     `val` and `train` (on training images) are of the raw weights, `ema` of the averaged ones. `classes`, `worst` (the
-    misclassified images of the highest loss), `health` and `calibration` (on rank 0, if requested) are of the `primary`
-    weights, and not part of the JSON.
+    misclassified images of the highest loss), `health`, `calibration` and `predictions` (on rank 0, if requested) are
+    of the `primary` weights, and not part of the JSON.
     """
 
     val: EvalResult
@@ -310,6 +320,7 @@ class EvalReport(ResultModel):
     worst: tuple[MisclassifiedImage, ...] = Field(default=(), exclude=True, repr=False)
     health: tuple[Finding, ...] = Field(default=(), exclude=True, repr=False)
     calibration: Calibration | None = Field(default=None, exclude=True, repr=False)
+    predictions: tuple[ImagePrediction, ...] = Field(default=(), exclude=True, repr=False)
 
     @property
     def primary(self) -> EvalResult:

@@ -185,6 +185,8 @@ class RunDir:
     """CSV file of the last evaluation, one row per bin of confidence."""
     temperatures = _Inside("temperatures.json")
     """JSON file with the temperature of each calibrated checkpoint, which `paceline eval --calibrate` writes."""
+    predictions = _Inside("predictions.csv")
+    """CSV file of the last evaluation, one row per image, with `log.predictions`."""
     tensorboard = _Inside("tensorboard")
     """TensorBoard's event files."""
     attempts = _Inside("attempts.jsonl")

@@ -7,6 +7,7 @@ _CHANGES_RESULT: Final = (
     "data.mean",
     "data.std",
     "data.source.split_seed",
+    "data.split",
     "model.weights",
     "model.zero_init_residual",
     "optim",

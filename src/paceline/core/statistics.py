@@ -42,6 +42,20 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(value=value, low=value - half, high=value + half, n=n)
 
 
+def resampled_interval(values: Sequence[float], ratio: float) -> Interval:
+    """Return the mean of the scores of a cross-validation with the corrected resampled t interval.
+
+    `ratio` is the number of test images over that of training images. Training sets overlap, so the scores are not
+    independent: the variance of their mean is 1/n + `ratio` times theirs in place of 1/n (Nadeau and Bengio 2003, doi
+    10.1023/A:1024068626366). No estimate of it is unbiased (Bengio and Grandvalet 2004, JMLR 5:1089-1105).
+    """
+    value, n = fmean(values), len(values)
+    if n == 1:  # no variance
+        return Interval(value=value)
+    half = _t_quantile(n - 1) * math.sqrt(_variance(values) * (1 / n + ratio))
+    return Interval(value=value, low=value - half, high=value + half, n=n)
+
+
 def ratio_interval(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Return the geometric mean of the ratios above/below of paired, positive measurements with Student's interval."""
     # Pairs are measured one after the other, so that other load on the machine affects both and cancels.

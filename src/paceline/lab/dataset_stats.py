@@ -2,60 +2,27 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Sample, Source
+from paceline.core.dataset import ArraySource, DatasetInfo, Source
 from paceline.core.errors import DataError
 from paceline.data.decode_array import read_header
 from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.fingerprint import get_labels
 from paceline.data.sources.image_files import ImageFileSource
+from paceline.data.sources.subset import SourceSubset
 
 PIXELS_FORMAT: Final = "pixels"
 _MAX_STAT_CALLS: Final = 20_000
 """Limit of stat calls: 0.2 s on a local disk; on a network file system each one is a message."""
 _PERCENTILES: Final = (0, 10, 50, 90, 100)
 _PACK_KIND_NAMES: Final = {KIND_RECORD: "indexed JPEGs", KIND_FILE: "kept whole", KIND_PIXELS: PIXELS_FORMAT}
-
-
-@dataclass(frozen=True, eq=False)
-class SourceSubset:
-    """Samples `indices`, int64 [K], of `source`, in that order."""
-
-    source: Source
-    indices: NDArray[np.int64]
-
-    @property
-    def info(self) -> DatasetInfo:
-        """Facts of the split, with the number of images of the subset."""
-        return replace(self.source.info, num_images=len(self))
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def read(self, index: int) -> Sample:
-        """Return a sample, as `source.read` does."""
-        return self.source.read(int(self.indices[index]))
-
-    def name_of(self, index: int) -> str:
-        """Return the name of a sample, as `source.name_of` does."""
-        return self.source.name_of(int(self.indices[index]))
-
-
-def select_samples(source: Source, indices: NDArray[np.int64]) -> Source:
-    """Return the samples `indices` of `source`; in-memory pixels stay in-memory pixels."""
-    if len(indices) == len(source):
-        return source
-    if isinstance(source, ArraySource):
-        info = replace(source.info, num_images=len(indices))
-        return ArraySource(info, source.images[indices], source.labels[indices])
-    return SourceSubset(source, indices)
 
 
 @dataclass(frozen=True)

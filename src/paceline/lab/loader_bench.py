@@ -27,8 +27,9 @@ from paceline.data.native import NativeExtension, load_native
 from paceline.data.order import TrainBatchSchedule, TrainOrder
 from paceline.data.pack.reader import PackSource
 from paceline.data.resize import build_train_resizer
+from paceline.data.sources.subset import select_samples
 from paceline.data.timing import LoaderName
-from paceline.lab.dataset_stats import select_samples, spread_indices
+from paceline.lab.dataset_stats import spread_indices
 from paceline.lab.page_cache import list_source_files
 from paceline.measure.cpu import RankCpu, build_cpu_timer, cpu_result
 from paceline.measure.timer import now_s

@@ -15,11 +15,11 @@ from paceline.data.order import TrainOrder
 from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import LocalShards
 from paceline.data.sampler import ShuffleSampler
-from paceline.data.sources.build import build_datasets
+from paceline.data.sources.folds import build_run_datasets
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.lmdb import LmdbSource
+from paceline.data.sources.subset import SourceSubset, select_samples
 from paceline.data.sources.webdataset import WebDatasetSource
-from paceline.lab.dataset_stats import SourceSubset, select_samples
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, Pack, WebDataset
@@ -38,7 +38,7 @@ def prepare_page_cache(recipe: Recipe, *, is_cold: bool) -> None:
         _check_reads_from_disk(data, is_from_files=is_from_files)
     elif data.stage != "off" or not is_from_files:
         return
-    source = build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip").train
+    source = build_run_datasets(data, may_download=True, skip_bad=data.on_bad_image == "skip").train
     sampler = ShuffleSampler(is_random=data.order == "random")
     order = TrainOrder(recipe.seed, len(source), data.global_batch_size, sampler=sampler)
     steps = _count_steps(recipe.train, order.steps_per_epoch)
@@ -105,8 +105,6 @@ def list_source_files(source: Source) -> list[Path]:
     match source:
         case ImageFileSource():
             return [source.get_path(index) for index in range(len(source))]
-        case SourceSubset(source=ImageFileSource() as whole, indices=indices):
-            return [whole.get_path(index) for index in indices.tolist()]
         case SourceSubset(source=whole):
             return list_source_files(whole)
         case PackSource(files=LocalShards() as shards):
@@ -138,15 +136,12 @@ def evict_files(files: Iterable[Path]) -> None:
 def read_into_cache(source: Source, num_images: int) -> None:
     """Read the first `num_images` samples into the page cache, skipping unreadable ones."""
     read: Callable[[int], object] = source.read
-    indices: Iterable[int] = range(num_images)
     match source:
         case ArraySource(images=images):
             np.add.reduce(images[:num_images], axis=None, dtype=np.int64)
             return
         case PackSource():
             read = source.read_stored
-        case SourceSubset(source=PackSource() as whole):
-            read, indices = whole.read_stored, source.indices[:num_images].tolist()
-    for index in indices:
+    for index in range(num_images):
         with contextlib.suppress(ImageError):
             read(index)

@@ -196,7 +196,7 @@ class TrialRunner:
     `get_folder` returns the run directory of a repeat, and `before_run` is called before each run. With `reuse_policy`,
     existing valid runs are reused, and leftovers of killed runs are removed. A run fails if it takes longer than
     `timeout_s` seconds, or if it has no measured steps while `needs_speed` is set. `oversubscribe` allows more ranks
-    than the machine would normally get.
+    than the machine would normally get. A killed run is repeated, or with `resumes` resumed.
     """
 
     recipe: Recipe
@@ -209,6 +209,7 @@ class TrialRunner:
     timeout_s: float | None = None
     needs_speed: bool = True
     oversubscribe: bool = False
+    resumes: bool = False
 
     def run(self, trial: Trial, repeat: int) -> TrialOutcome:
         """Run a trial once and return its outcome; terminate the child process if interrupted.
@@ -222,6 +223,7 @@ class TrialRunner:
         rundir = RunDir(self.get_folder(trial, repeat))
         self.before_run(trial, repeat)
         options = ["--oversubscribe"] if self.oversubscribe else []
+        options += ["--resume"] if self.resumes else []
         command = build_train_command(trial, self.recipe, self.recipe_file, self.get_ranks(trial), rundir.path, options)
         return self._run_command(trial, repeat, rundir, command)
 
@@ -252,7 +254,7 @@ class TrialRunner:
                     pass  # release it before moving: on NFS an open file keeps its folder
                 if known is not None:
                     policy.archive(known, others)
-                else:
+                elif not self.resumes:
                     shutil.rmtree(rundir.path)
         except PacelineError as error:  # it says nothing about the trial, and may be transient
             raise TrialError(str(error), error.exit_code) from None

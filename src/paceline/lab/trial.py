@@ -120,6 +120,12 @@ def build_train_command(
     )
 
 
+def build_eval_command(recipe: Recipe, rundir: Path, predictions: Path, ranks: int) -> list[str]:
+    """Return the command that evaluates the run of `recipe` in `rundir`, and writes the CSV file `predictions`."""
+    options = ["--predictions", str(predictions), "--ranks", str(ranks), "--oversubscribe", "--json"]
+    return [sys.executable, "-P", "-m", "paceline", "eval", str(rundir), *options, *consent_arguments(recipe)]
+
+
 def build_launch_command(command: Sequence[str], nodes: int, ranks: int, options: Sequence[str] = ()) -> list[str]:
     """Return the command that launches `command` on this machine, or on `nodes` by srun with `options`."""
     if not nodes:

@@ -9,6 +9,7 @@ from paceline.core.csv_cells import to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir
 from paceline.core.experiments.results import (
+    CrossValidationResult,
     LadderResult,
     LearnResult,
     LrFindResult,
@@ -19,6 +20,7 @@ from paceline.core.experiments.results import (
 )
 from paceline.core.results import printable_class_name
 from paceline.core.run_dir import write_atomic
+from paceline.report.cross_validation_page import build_cross_validation_page, cross_validation_rows
 from paceline.report.document import ReportPage
 from paceline.report.experiment_common import Column, ExperimentReport, ResultRows
 from paceline.report.ladder_page import build_ladder_page, ladder_rows
@@ -54,6 +56,8 @@ def build_experiment_page(folder: ExperimentDir, result: Experiment) -> ReportPa
             return build_lr_find_page(report, result)
         case LearnResult():
             return build_learn_page(report, result)
+        case CrossValidationResult():
+            return build_cross_validation_page(report, result)
 
 
 def _build_rows(result: Experiment) -> ResultRows:
@@ -74,6 +78,8 @@ def _build_rows(result: Experiment) -> ResultRows:
             return lr_find_rows(result)
         case LearnResult():
             return learn_rows(result)
+        case CrossValidationResult():
+            return cross_validation_rows(result)
 
 
 def write_tables(folder: ExperimentDir, result: Experiment) -> None:

@@ -65,7 +65,7 @@ def calibrate(images: ImageScores, before: EvalResult) -> Calibration:
     Each half of the images, every other one, is evaluated at the temperature of the other half. `before` is the
     evaluation of the same images.
     """
-    logits, labels = images
+    logits, labels, _ = images
     if not logits.isfinite().all():
         raise DataError("--calibrate: the model's logits are NaN or infinite (use another --checkpoint)")
     halves = [fit_temperature(logits[first::2], labels[first::2]) for first in (1, 0)]

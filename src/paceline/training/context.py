@@ -232,15 +232,18 @@ class RunContext:
         on_progress: Callable[[], None] = do_nothing,
         *,
         calibrates: bool = False,
+        lists_predictions: bool = False,
     ) -> ModelEvaluator:
         """Return the evaluator of this rank's shards; it aborts once `should_stop` returns True on a rank.
 
         It calls `on_progress` while rank 0 computes metrics. Without `bad_images`, an unreadable image is an error.
-        With `calibrates` it fits a temperature to the validation images.
+        With `calibrates` it fits a temperature to the validation images; with `lists_predictions` or
+        `log.predictions` it returns that of each image, unless it has several labels.
         """
         plan, datasets = self.plan, self.datasets
         if calibrates and datasets.val.info.targets is not None:
             raise RecipeError("--calibrate: needs one class per image, and these have several or shares (leave it out)")
+        lists_predictions = lists_predictions or self.recipe.log.predictions == "on"
 
         def evaluator(
             split: Split, source: Source, num_images: int, num_worst: int = 0, metrics: ExtraMetrics = NO_METRICS
@@ -262,6 +265,7 @@ class RunContext:
                 metrics=metrics,
                 on_progress=on_progress,
                 calibrates=calibrates and split == "val",
+                lists_predictions=lists_predictions and split == "val",
                 targets=place_targets(source.info.targets, self.device),
                 threshold=self.recipe.train.label_threshold if self.is_multi_label else None,
             )

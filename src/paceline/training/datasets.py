@@ -22,6 +22,7 @@ from paceline.data.decode_array import decode_pixels
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.sources.folder import is_trained_on, load_test_folder, resolve_folder_roots
+from paceline.data.sources.folds import select_fold
 from paceline.data.sources.statistics import Statistics, measure_statistics, needs_statistics, with_statistics
 from paceline.data.staging.stage import stage_for_run
 from paceline.parallel.process_group import RankStore, local_rank_zero_first
@@ -104,8 +105,10 @@ def read_eval_dataset(
     skip_bad = recipe.data.on_bad_image == "skip"
     try:
         datasets = build_datasets(section, may_download=is_first, skip_bad=skip_bad)
-        if digest_datasets(datasets) == digest:
-            return EvalData(recipe, datasets)
+        with contextlib.suppress(DataError):  # other images may have other groups
+            fold = select_fold(datasets, recipe.data)
+            if digest_datasets(fold) == digest:
+                return EvalData(recipe, fold)
         test = datasets.val
     except DataError:
         if not isinstance(section, Folder):  # a folder to evaluate on needs no training images
@@ -227,11 +230,14 @@ ReadData = Callable[[contextlib.ExitStack, bool], tuple[Recipe, Datasets]]
 
 
 def read_run_data(recipe: Recipe, exit_stack: contextlib.ExitStack, is_first: bool) -> tuple[Recipe, Datasets]:
-    """Read both splits. The first rank of a node downloads or stages them; `exit_stack` unlocks a staged copy."""
+    """Read both splits, or a fold of them.
+
+    The first rank of a node downloads or stages them; `exit_stack` unlocks a staged copy.
+    """
     data = recipe.data
     skip_bad = data.on_bad_image == "skip"
     section = exit_stack.enter_context(stage_for_run(data.source, data.stage, is_first=is_first, skip_bad=skip_bad))
-    return recipe, build_datasets(section, may_download=is_first, skip_bad=skip_bad)
+    return recipe, select_fold(build_datasets(section, may_download=is_first, skip_bad=skip_bad), data)
 
 
 def read_eval_data(
@@ -244,7 +250,12 @@ def read_eval_data(
 ) -> tuple[Recipe, Datasets]:
     """Read the dataset of `recipe` to evaluate `checkpoint` on; `run_recipe` is that of its run."""
     if recipe.data.source == run_recipe.data.source:
-        return read_run_data(recipe, exit_stack, is_first)
+        recipe, datasets = read_run_data(recipe, exit_stack, is_first)
+        if recipe.data.split == run_recipe.data.split:
+            return recipe, datasets
+        # Other images of the dataset: normalized as in training.
+        info = read_trained_dataset(RunDir(checkpoint.parent.parent)).info
+        return recipe, with_statistics(datasets, Statistics(info.mean, info.std))
     trained = read_trained_dataset(RunDir(checkpoint.parent.parent))
     digest = str(read_state(checkpoint).get("dataset", ""))
     eval_data = read_eval_dataset(recipe, run_recipe, trained, digest, is_first=is_first)

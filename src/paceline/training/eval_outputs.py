@@ -1,6 +1,8 @@
 """Write the outputs of an evaluation: tables, and thumbnails of the worst misclassified images."""
 
 import contextlib
+import csv
+import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,17 +11,19 @@ from typing import Any, Final
 
 from PIL import Image
 
+from paceline.core.csv_cells import to_cell
 from paceline.core.dataset import Source
 from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.files import write_new
-from paceline.core.results import EvalReport, MisclassifiedImage, printable_class_name
-from paceline.core.run_dir import RunDir
+from paceline.core.results import EvalReport, ImagePrediction, MisclassifiedImage, printable_class_name
+from paceline.core.run_dir import RunDir, write_atomic
 from paceline.data.decode_array import decode_pixels, to_image
 from paceline.training.explain import ExplainMistakes, Overlays
 from paceline.training.thumbnails import encode_thumbnail, replaced_folder, to_visible
 
 WORST_JSON: Final = "worst.json"
 EVAL_JSON: Final = "eval.json"
+PREDICTION_COLUMNS: Final = ("image", "true", "predicted", "probability")
 
 
 def save_worst_images(
@@ -111,6 +115,24 @@ def write_eval_outputs(
     except OSError as error:
         raise PacelineError(f"--out: {folder.path} cannot be written: {error.strerror} (name another)") from None
     folder.write_json(EVAL_JSON, values)
+
+
+def write_predictions(path: Path, predictions: Sequence[ImagePrediction], source: Source) -> None:
+    """Write a CSV file with a row {image, true, predicted, probability} per image of `source` that was evaluated.
+
+    Raise `PacelineError` if it cannot be written.
+    """
+    names = [to_cell(printable_class_name(name)) for name in source.info.class_names]
+    table = io.StringIO(newline="")
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(PREDICTION_COLUMNS)
+    for each in predictions:
+        image = to_cell(printable_class_name(source.name_of(each.index)))
+        rows.writerow([image, names[each.label], names[each.predicted], f"{each.probability:.6g}"])
+    try:
+        write_atomic(path, table.getvalue())
+    except OSError as error:
+        raise PacelineError(f"{path}: cannot be written: {error.strerror} (name another)") from None
 
 
 def discard(report: EvalReport, source: Source, explain: ExplainMistakes) -> None:

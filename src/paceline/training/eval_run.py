@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from paceline.core.dataset import Source
-from paceline.core.errors import DataError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.health import find_problems, is_suspicious
 from paceline.core.results import EvalReport
 from paceline.core.run_dir import RunDir
@@ -38,13 +38,15 @@ def evaluate(
     print_line: Callable[[str], None],
     write_report: Callable[[EvalReport, Source, ExplainMistakes], None] = discard,
     calibrates: bool = False,
+    lists_predictions: bool = False,
 ) -> EvalReport:
     """Evaluate the raw and averaged weights of `checkpoint` on the data of `recipe`, as one rank of `world`.
 
     `run_recipe` is the recipe of the checkpoint's run. If `recipe` has another dataset, classes are matched by name,
     and rank 0 prints a note by `print_line`. `write_report` gets the report, the open dataset and a
-    function that explains mistakes. With `calibrates` the report of rank 0 has a calibration. Plugins of the model and
-    the dataset are imported: the caller has checked the user's consent.
+    function that explains mistakes. With `calibrates` the report of rank 0 has a calibration, and with
+    `lists_predictions` the prediction for each image. Plugins of the model and the dataset are imported: the caller has
+    checked the user's consent.
     """
     # An evaluation takes no training samples, and imports no code for them.
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"sampler": Shuffle()})})
@@ -58,6 +60,8 @@ def evaluate(
         )
         if not context.plan.val_images:
             raise DataError("data.source: there are no validation images to evaluate on (name some by data.source.*)")
+        if lists_predictions and context.is_multi_label:
+            raise RecipeError("--predictions: needs one class per image, and these have several (leave it out)")
         check_model(recipe.model, context.plan)
         # The plan is for one rank: the training batch size may not divide over the ranks that evaluate.
         if recipe.data.eval_batch_size == "auto":
@@ -70,7 +74,9 @@ def evaluate(
         # The weights are whole, whichever strategy trained them.
         strategy = build_strategy(Parallel(), world, context.device)
         average = load_weight_average(recipe.train, recipe.optim, model, precision, checkpoint, merge)
-        report = context.create_evaluator(precision, strategy, average, calibrates=calibrates)(model)
+        report = context.create_evaluator(
+            precision, strategy, average, calibrates=calibrates, lists_predictions=lists_predictions
+        )(model)
         assert report is not None, "a stand-alone evaluation is never preempted"
         evidence = evidence_from_report(report)
         # Another dataset has no training images and no best evaluation.

@@ -72,8 +72,9 @@ def never_stop() -> bool:
 class SplitEvaluator:
     """Evaluate `num_batches` batches per rank, which on all ranks are the `num_images` images of the split.
 
-    `num_worst` is the number of misclassified images to return, and `calibrates` whether to fit a temperature on rank
-    0. Synchronizes with the device once, at the end, unless it collects scores.
+    `num_worst` is the number of misclassified images to return, `calibrates` whether to fit a temperature on rank 0,
+    and `lists_predictions` whether to return that of each image there. Synchronizes with the device once, at the end,
+    unless it collects scores.
     `on_progress` is called on every rank while rank 0 computes metrics of scores.
     """
 
@@ -92,6 +93,7 @@ class SplitEvaluator:
     metrics: ExtraMetrics = NO_METRICS
     on_progress: Callable[[], None] = do_nothing
     calibrates: bool = False
+    lists_predictions: bool = False
     targets: Tensor | None = None  # of which labels are rows, float32 [T, num_classes] on the device
     threshold: float | None = None  # with several labels per image
 
@@ -141,6 +143,7 @@ class SplitEvaluator:
             self.metrics,
             self.on_progress,
             calibrates=self.calibrates,
+            lists_predictions=self.lists_predictions,
         )
 
 
@@ -233,4 +236,5 @@ class ModelEvaluator:
             classes=primary.classes,
             worst=primary.worst,
             calibration=primary.calibration,
+            predictions=primary.predictions,
         )

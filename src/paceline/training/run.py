@@ -11,7 +11,7 @@ from typing import Final
 from paceline.core.dataset import Source
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.health import is_suspicious
-from paceline.core.results import CheckpointResult, EvalReport, RunResult, Status
+from paceline.core.results import FINISHED, CheckpointResult, EvalReport, RunResult, Status
 from paceline.core.run_dir import RunDir
 from paceline.core.stages import FINISH
 from paceline.core.world import World
@@ -32,7 +32,7 @@ from paceline.training.components import build_run_deadline, build_trainer, prep
 from paceline.training.context import RunContext, open_context
 from paceline.training.coordinator import NUM_FLAGS
 from paceline.training.datasets import read_run_data
-from paceline.training.eval_outputs import save_worst_images
+from paceline.training.eval_outputs import save_worst_images, write_predictions
 from paceline.training.explain import ExplainMistakes, build_mistake_explainer, explain_or_warn
 from paceline.training.logging.build import require_sinks
 from paceline.training.measurements import build_run_meter
@@ -186,6 +186,8 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
         if outputs.goodput is not None:
             outputs.goodput.end(state.step, timer.elapsed_s, status)
         if world.is_main:
+            # Before the result, which says that the run is complete.
+            _write_predictions(process, status, state.last, context.datasets.val)
             _write_result(result, process)
             outputs.sinks.finished(result)
             if measured.clock_offsets_s:
@@ -220,6 +222,16 @@ def _write_result(result: RunResult, process: RunProcess) -> None:
         if result.status == "failed":
             raise CheckpointError(f"{describe_unsaved_weights(process.rundir, result)}; {error}") from None
         raise
+
+
+def _write_predictions(process: RunProcess, status: Status, report: EvalReport | None, source: Source) -> None:
+    """Write the predictions of the last evaluation of a complete run, if it has listed them; a failure is a warning."""
+    if status not in FINISHED or report is None or not report.predictions:  # a restored evaluation has none
+        return
+    try:
+        write_predictions(process.rundir.predictions, report.predictions, source)
+    except PacelineError as error:
+        process.warn(str(error))
 
 
 def _write_worst_images(

@@ -30,11 +30,12 @@ OwnMetric = Callable[[Tensor, Tensor], float]
 class ImageScores(NamedTuple):
     """Scores of N images in the order of their index: probabilities float32 [N, K], and labels int64 [N].
 
-    With several labels per image, labels are targets float32 [N, K].
+    With several labels per image, labels are targets float32 [N, K]. `indices` are int64 [N].
     """
 
     scores: Tensor
     labels: Tensor
+    indices: Tensor | None = None
 
 
 def softmax(logits: Tensor) -> Tensor:
@@ -75,8 +76,8 @@ class ScoreCollector:
         if all_scores is None or all_keys is None:
             return None
         order = all_keys[:, 0].argsort()
-        labels = all_keys[order, 1]
-        return ImageScores(all_scores[order], labels if self.targets is None else self.targets[labels])
+        indices, labels = all_keys[order].unbind(1)
+        return ImageScores(all_scores[order], labels if self.targets is None else self.targets[labels], indices)
 
 
 _NO_KEYS = torch.empty(0, 2, dtype=torch.int64)

@@ -10,20 +10,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.metric import COUNTED, MULTI_LABEL, SCORED
-from paceline.core.results import Calibration, ClassCount, ClassTable, EvalResult, MisclassifiedImage
+from paceline.core.results import Calibration, ClassCount, ClassTable, EvalResult, ImagePrediction, MisclassifiedImage
 from paceline.parallel.strategy import Strategy
 from paceline.training.calibration import calibrate
 from paceline.training.metrics import EvalCounts, LabelCounts, WorstMistakes, predict_batch
-from paceline.training.scores import NO_METRICS, ExtraMetrics, ScoreCollector, do_nothing, log_softmax
+from paceline.training.scores import (
+    NO_METRICS,
+    ExtraMetrics,
+    ImageScores,
+    ScoreCollector,
+    do_nothing,
+    log_softmax,
+)
 
 
 class SplitEvaluation(NamedTuple):
-    """Metrics, per-class counts, the misclassified images with the highest loss, and a calibration on rank 0."""
+    """Metrics, per-class counts, the misclassified images with the highest loss, and on rank 0 what was requested."""
 
     result: EvalResult
     classes: ClassTable
     worst: tuple[MisclassifiedImage, ...] = ()
     calibration: Calibration | None = None
+    predictions: tuple[ImagePrediction, ...] = ()
 
 
 class SplitMeter(Protocol):
@@ -87,6 +95,7 @@ class ClassMeter:
         on_progress: Callable[[], None] = do_nothing,
         *,
         calibrates: bool = False,
+        lists_predictions: bool = False,
     ) -> None:
         self._num_best = metrics.num_best
         self._counts = EvalCounts.zeros(num_classes, device, self._num_best if metrics.names else 0)
@@ -94,6 +103,7 @@ class ClassMeter:
         self._collector = ScoreCollector() if metrics.needs_scores else None
         # Log-probabilities, as a constant per image changes no temperature, and float32 is most precise around 0.
         self._logits = ScoreCollector(log_softmax) if calibrates else None
+        self._predictions = ScoreCollector(_first_prediction) if lists_predictions else None
         self._device = device
         self._targets = targets
         self._gathered = GatheredMetrics(metrics, self._collector, device, on_progress)
@@ -106,7 +116,7 @@ class ClassMeter:
         self._counts.add(predictions)
         if self._mistakes:
             self._mistakes.add(predictions, indices)
-        for collector in filter(None, (self._collector, self._logits)):
+        for collector in filter(None, (self._collector, self._logits, self._predictions)):
             collector.add(logits, classes, indices)
 
     def sum_over_ranks(self, strategy: Strategy) -> int:
@@ -122,7 +132,23 @@ class ClassMeter:
             values, classes = self._gathered.measure(table.classes, self._counts.top_k_shares(), strategy)
             result, table = result.model_copy(update={"metrics": values}), replace(table, classes=classes)
         images = self._logits.gather(strategy, len(names), self._device) if self._logits else None
-        return SplitEvaluation(result, table, worst, calibrate(images, result) if images else None)
+        found = self._predictions.gather(strategy, 2, self._device) if self._predictions else None
+        predictions = _list_predictions(found) if found else ()
+        return SplitEvaluation(result, table, worst, calibrate(images, result) if images else None, predictions)
+
+
+def _first_prediction(logits: Tensor) -> Tensor:
+    """Return [N, 2]: the predicted class of `predict_batch` and its probability, of logits [N, num_classes]."""
+    predictions = predict_batch(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+    return torch.stack([predictions.predicted, predictions.confidence], dim=1)
+
+
+def _list_predictions(images: ImageScores) -> tuple[ImagePrediction, ...]:
+    assert images.indices is not None, "gathered scores have the indices of their images"
+    rows = zip(images.indices.tolist(), images.labels.tolist(), images.scores.tolist(), strict=True)
+    return tuple(
+        ImagePrediction(index, label, int(predicted), probability) for index, label, (predicted, probability) in rows
+    )
 
 
 class LabelMeter:

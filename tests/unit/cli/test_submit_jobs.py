@@ -84,7 +84,7 @@ def test_a_job_that_resumes_a_run_needs_neither_its_weights_nor_their_descriptio
 @pytest.mark.parametrize(
     ("verb", "options", "message"),
     [
-        ("train", [], r"^--array: train has no independent tasks \(it is for ladder, scale and batch-study\)$"),
+        ("train", [], r"^--array: train has no independent tasks \(it is for ladder, scale, batch-study and cv\)$"),
         ("ladder", ["--list"], r"^--list: is not an option of ladder in a job \(leave it out"),
         ("ladder", ["train.epochs=3"], "^train.epochs: 3 has no effect on a ladder"),
         ("scale", ["--seeds", "8"], "^--seeds: 8 has no effect on short runs"),

@@ -5,7 +5,14 @@ import random
 
 import pytest
 
-from paceline.core.statistics import Interval, difference_interval, mean_interval, product_interval, ratio_interval
+from paceline.core.statistics import (
+    Interval,
+    difference_interval,
+    mean_interval,
+    product_interval,
+    ratio_interval,
+    resampled_interval,
+)
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
@@ -67,3 +74,13 @@ def test_what_is_written_reads_back() -> None:
     found = mean_interval([1.0, math.inf])
     assert Interval.model_validate_json(mean_interval([1.0, 2.0]).model_dump_json()) == mean_interval([1.0, 2.0])
     assert math.isnan(Interval.model_validate_json(found.model_dump_json()).low)
+
+
+def test_the_interval_of_a_cross_validation_is_wider_than_that_of_independent_scores():
+    """Nadeau and Bengio 2003: the variance of a mean of n is 1/n + test/train times that of the scores."""
+    scores = [0.90, 0.92, 0.88, 0.91, 0.95]
+    plain, corrected = mean_interval(scores), resampled_interval(scores, 0.25)
+    assert (corrected.value, corrected.n) == (plain.value, 5)
+    assert corrected.high - corrected.value == pytest.approx(math.sqrt(1 + 5 * 0.25) * (plain.high - plain.value))
+    assert resampled_interval(scores, 0.0).low == pytest.approx(plain.low)
+    assert resampled_interval([0.5], 0.25).low is None

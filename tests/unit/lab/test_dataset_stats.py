@@ -12,7 +12,8 @@ from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.native import load_native
 from paceline.data.pack.reader import open_pack
 from paceline.data.sources.build import build_datasets
-from paceline.lab.dataset_stats import estimate_source_bytes, inspect_source, select_samples, spread_indices
+from paceline.data.sources.subset import SourceSubset, select_samples
+from paceline.lab.dataset_stats import estimate_source_bytes, inspect_source, spread_indices
 from paceline.recipe.schema.source import Folder
 
 
@@ -77,8 +78,11 @@ def test_a_pack_reports_all_its_images(photographs, tmp_path):
 
 
 def test_part_of_a_set_takes_its_share_of_bytes(photographs):
-    whole = estimate_source_bytes(photographs.train)
-    assert estimate_source_bytes(select_samples(photographs.train, np.array([0, 1]))) == whole * 2 / 5
+    train, part = photographs.train, np.array([0, 1])
+    files = sum(train.get_path(index).stat().st_size for index in (0, 1))
+    assert estimate_source_bytes(select_samples(train, part)) == files
+    whole = estimate_source_bytes(train)
+    assert estimate_source_bytes(SourceSubset(train.info, train, part)) == whole * 2 / 5
 
 
 def test_a_set_that_no_one_knows_the_bytes_of(photographs):

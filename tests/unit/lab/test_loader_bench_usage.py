@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.process import descendants
 from paceline.data.sources.build import build_datasets
-from paceline.lab.dataset_stats import select_samples
+from paceline.data.sources.subset import select_samples
 from paceline.lab.loader_bench import read_cpu_s, read_disk_bytes, read_memory_bytes
 from paceline.lab.page_cache import evict_files, list_source_files, read_into_cache
 from paceline.recipe.schema.source import Folder, Synthetic

@@ -48,7 +48,8 @@ UNKNOWN_KEYS = [
     (["train.warmup=3"], "train.warmup: no such field (did you mean 'schedule.warmup' or 'train.ema.warmup'?)"),
     (
         ["log.xyz=on"],
-        "log.xyz: no such field (one of every, tensorboard, sinks, samples, worst, explain, report, price_per_hour)",
+        "log.xyz: no such field (one of every, tensorboard, sinks, samples, worst, explain, predictions, report, "
+        "price_per_hour)",
     ),
 ]
 

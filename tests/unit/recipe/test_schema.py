@@ -219,12 +219,14 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
         ("data", "interpolation"),
         ("data", "auto_image_size"),
         ("data", "sampler"),
+        ("data", "split"),
         ("model", "checkpoint_activations"),
         ("model", "weights_sha256"),
         ("model", "unfreeze"),
         ("model", "lora"),
         ("parallel", "bind"),
         ("log", "explain"),
+        ("log", "predictions"),
         ("log", "price_per_hour"),
     ):
         del values[section][name]

@@ -337,3 +337,15 @@ def test_all_ranks_learn_of_progress_while_rank_0_computes_metrics() -> None:
     counts.clear()
     replace(measured, metrics=ExtraMetrics(("f1",)))(Table(logits()))
     assert counts == []
+
+
+def test_the_prediction_for_each_image_is_listed() -> None:
+    answers = logits()
+    listed = replace(evaluator(EvalShard(21, 4)), lists_predictions=True)(Table(answers))
+    assert listed is not None
+    probabilities = answers.double().softmax(1).max(1).values
+    for index, each in enumerate(listed.predictions):
+        assert (each.index, each.label, each.predicted) == (index, LABELS[index], int(answers[index].argmax()))
+        assert each.probability == pytest.approx(float(probabilities[index]))
+    assert sum(each.label == each.predicted for each in listed.predictions) == round(21 * listed.result.top1)
+    assert evaluator(EvalShard(21, 4))(Table(answers)).predictions == ()

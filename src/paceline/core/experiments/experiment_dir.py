@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.results import (
+    CrossValidationResult,
     LadderResult,
     LearnResult,
     LrFindResult,
@@ -26,7 +27,16 @@ from paceline.core.experiments.task_lock import write_shared
 from paceline.core.json_file import read_json, read_limited
 from paceline.core.run_dir import LOCK, RunDir, write_atomic
 
-Experiment = LadderResult | ScaleResult | PredictionResult | TuneResult | SweepResult | LrFindResult | LearnResult
+Experiment = (
+    LadderResult
+    | ScaleResult
+    | PredictionResult
+    | TuneResult
+    | SweepResult
+    | LrFindResult
+    | LearnResult
+    | CrossValidationResult
+)
 RESULT: Final = "experiment.json"
 _REQUEST: Final = "asked.json"
 _FORMER_REQUEST_KEYS: Final = ("paceline", "torch")
@@ -86,6 +96,11 @@ class ExperimentDir:
     def markdown(self) -> Path:
         """The result as a Markdown table."""
         return self.path / "table.md"
+
+    @property
+    def predictions(self) -> Path:
+        """The predictions of a cross-validation as CSV, one row per image and repeat."""
+        return self.path / "predictions.csv"
 
     @property
     def report(self) -> Path:

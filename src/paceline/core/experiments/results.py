@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from paceline.core.json_file import MeasuredFloat, ResultModel
+from paceline.core.results import ClassCount
 from paceline.core.statistics import Interval
 
 
@@ -312,6 +313,45 @@ class LearnResult(ResultModel):
     sentence: str
     recipe_file: str  # the recipe of the better of the two
     spent: MeasuredFloat  # whole trainings
+    wall_s: MeasuredFloat  # sum of all runs
+    command: tuple[str, ...]
+    provenance: dict[str, Any]
+
+
+class FoldRun(ResultModel):
+    """A run of a cross-validation: trained on all folds but one, and evaluated on that one."""
+
+    fold: int  # from 0
+    repeat: int  # from 0
+    seed: int
+    train_images: int
+    val_images: int
+    value: MeasuredFloat  # the metric of the last evaluation
+    curve: tuple[tuple[MeasuredFloat, MeasuredFloat], ...]  # (epoch, metric) of each evaluation
+    run: str  # folder below the experiment's
+    wall_s: MeasuredFloat
+
+
+class CrossValidationResult(ResultModel):
+    """The scores of a cross-validation, and the predictions for all images by models that have not seen them."""
+
+    kind: Literal["cross_validation"] = "cross_validation"
+    schema_version: int = 1
+    recipe: str
+    recipe_hash: str
+    ranks: int
+    folds: int
+    repeats: int
+    groups: str  # column of the groups, or ""
+    metric: str
+    is_minimized: bool
+    value: Interval  # mean over the runs
+    accuracy: Interval | None  # over all predictions; None with several labels per image
+    runs: tuple[FoldRun, ...]
+    classes: tuple[ClassCount, ...]  # over all predictions
+    confusion: tuple[tuple[int, ...], ...]  # empty for many classes
+    sentences: tuple[str, ...]
+    caution: str  # why the result may mislead, or ""
     wall_s: MeasuredFloat  # sum of all runs
     command: tuple[str, ...]
     provenance: dict[str, Any]

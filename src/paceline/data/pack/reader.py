@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, JoinedNames, Sample, Source, Split
 from paceline.data.bad_images import ImageError
 from paceline.data.files import printable
-from paceline.data.pack.format import KIND_PIXELS, KIND_RECORD, SplitMeta
+from paceline.data.pack.format import COLUMNS, KIND_PIXELS, KIND_RECORD, SPLITS, SplitMeta
 from paceline.data.pack.index import PackIndex, SplitColumns, find_index_file, open_index
 from paceline.data.pack.jpeg_record import restore_jpeg
 from paceline.data.pack.shards import HEADER_BYTES, LocalShards, Shards, check_mapped_files
@@ -34,11 +34,17 @@ def build_pack_datasets(index: PackIndex, shards: Shards) -> Datasets:
 # accesses; `paceline data verify` checks every sample.
 @dataclass(frozen=True, eq=False)
 class PackSource:
-    """A split of a pack. Threads and forked processes can share it; unpickling opens the files again."""
+    """A split of a pack. Threads and forked processes can share it; unpickling opens the files again.
+
+    Of selected samples, `rows`, int64 [N], are their positions in the training samples followed by the validation
+    samples, and `selected` are their columns.
+    """
 
     info: DatasetInfo
     index: PackIndex
     files: Shards
+    rows: NDArray[np.int64] | None = None
+    selected: SplitColumns | None = None
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -67,6 +73,14 @@ class PackSource:
     def digest(self) -> bytes:
         """Digest of the packed split, 32 bytes (`sources.fingerprint`); another one if images were changed."""
         return bytes.fromhex(self._meta.digest)
+
+    def select(self, info: DatasetInfo, indices: NDArray[np.int64]) -> "PackSource":
+        """Return the samples `indices`, int64 [K], of this split as a split with `info`."""
+        return _select_rows(info, self.index, self.files, self._rows[indices])
+
+    def join(self, info: DatasetInfo, other: "PackSource") -> "PackSource":
+        """Return the samples of this split, then those of `other`, of the same pack, as a split with `info`."""
+        return _select_rows(info, self.index, self.files, np.concatenate([self._rows, other._rows]))
 
     @property
     def shards(self) -> Sequence[memoryview | None]:
@@ -117,13 +131,17 @@ class PackSource:
         return JoinedNames(self._columns.names, self._columns.name_ends)
 
     def name_of(self, index: int) -> str:
-        """Return the stored name in printable form, or `digits/train[12]` without names."""
+        """Return the stored name in printable form; without names `digits/train[12]`, or `digits[12]` if selected."""
         name = self.names[index]
+        if not name and self.rows is not None:
+            return f"{self.info.name}[{self.rows[index]}]"
         if not name:
             return f"{self.info.name}/{self.info.split}[{index}]"
         return printable(name.decode("utf-8", "surrogateescape"))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.rows is not None:
+            return _select_rows, (self.info, self.index, self.files, self.rows)  # the index opens its file again
         return _reopen_source, (self.index.path, self.index.display_name, self.files, self.info.split)
 
     @property
@@ -132,7 +150,14 @@ class PackSource:
 
     @property
     def _columns(self) -> SplitColumns:
-        return self.index.splits[self.info.split]
+        return self.index.splits[self.info.split] if self.selected is None else self.selected
+
+    @property
+    def _rows(self) -> NDArray[np.int64]:
+        if self.rows is not None:
+            return self.rows
+        start = 0 if self.info.split == "train" else len(self.index.splits["train"])
+        return np.arange(start, start + len(self), dtype=np.int64)
 
     @property
     def _meta(self) -> SplitMeta:
@@ -145,6 +170,18 @@ class PackSource:
 def _reopen_source(path: Path, file_name: str, shards: Shards, split: Split) -> PackSource:
     index = open_index(path, file_name)
     return PackSource(_build_info(index, split), index, shards)
+
+
+def _select_rows(info: DatasetInfo, index: PackIndex, files: Shards, rows: NDArray[np.int64]) -> PackSource:
+    splits = [index.splits[split] for split in SPLITS]
+    of_train, of_val = (JoinedNames(each.names, each.name_ends) for each in splits)
+    num_train = len(of_train)
+    names = JoinedNames.from_list(
+        [of_train[row] if row < num_train else of_val[row - num_train] for row in rows.tolist()]
+    )
+    arrays = {name: np.concatenate([getattr(each, name) for each in splits])[rows] for name in COLUMNS}
+    arrays["name_ends"] = names.ends.astype(np.uint64)
+    return PackSource(info, index, files, rows, SplitColumns(**arrays, names=memoryview(names.joined)))
 
 
 def _build_pack_source(index: PackIndex, shards: Shards, split: Split) -> Source:

@@ -8,13 +8,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import Source
+from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import DataError
 from paceline.core.units import count
 from paceline.data.files import expand_path, printable
+from paceline.data.pack.reader import PackSource
 from paceline.data.sources.huggingface import read_text_column, suggest_column
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.manifest import open_csv
+from paceline.data.sources.subset import JoinedSource, SourceSubset
 from paceline.recipe.schema.source import HuggingFace, Manifest, SourceSection
 
 _NAME_COLUMNS: Final = ("path", "image")
@@ -32,6 +34,13 @@ def read_column(
     images are ignored. Without, it has one line per image, in order. Raise `DataError` naming the recipe's `field` if
     there is no such column, or the file and line if an image has no value.
     """
+    match source:  # a fold of a cross-validation
+        case SourceSubset(source=whole, indices=indices):
+            values = read_column(section, whole, column, file, field)
+            return [values[index] for index in indices.tolist()]
+        case JoinedSource(first=first, second=second):
+            below = read_column(section, first, column, file, field)
+            return [*below, *read_column(validation_section(section), second, column, file, field)]
     if file:
         return _match_values(expand_path(file), column, source, field)
     match section:
@@ -78,6 +87,9 @@ def _match_values(file: Path, column: str, source: Source, field: str) -> list[s
         raise DataError(f"{short}: has no value in column '{printable(column)}'; write one")
     name_place = next((header.index(name) for name in _NAME_COLUMNS if name in header), None)
     if name_place is None:
+        positions = _positions_of(source)
+        if positions is not None and positions.max(initial=0) < len(lines):
+            return [lines[position][1][place] for position in positions.tolist()]
         if len(lines) != len(source):
             fix = "write one per image in order, or add a column path"
             raise DataError(f"{shown}: has {count(len(lines), 'line')} for {images}; {fix}")
@@ -92,6 +104,24 @@ def _match_values(file: Path, column: str, source: Source, field: str) -> list[s
         missing = f"{values.count(None):,} of {images}, the first {first}"
         raise DataError(f"{shown}: has no line for {missing}; add one for each")
     return [value for value in values if value is not None]
+
+
+def validation_section(section: SourceSection) -> SourceSection:
+    """Return `section` with its validation images in place of the training images.
+
+    Raise `DataError` if it does not name them.
+    """
+    if isinstance(section, HuggingFace) and section.val == "auto":
+        raise DataError("data.source.val: auto does not name the split whose column is read (set data.source.val=NAME)")
+    return section.model_copy(update={"train": section.val}) if isinstance(section, HuggingFace | Manifest) else section
+
+
+def _positions_of(source: Source) -> NDArray[np.int64] | None:
+    """Return the positions of selected images among all, int64 [N]."""
+    match source:
+        case ArraySource(positions=positions) | PackSource(rows=positions):
+            return positions
+    return None
 
 
 def _index_values(lines: _Lines, name_place: int, place: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.plugin import PluginSamples
+from paceline.data.sources.subset import JoinedSource, SourceSubset
 from paceline.data.sources.webdataset import WebDatasetSource
 
 # Samples of a plugin that are read for the digest: reading all would take an epoch.
@@ -37,7 +38,7 @@ def digest_split(source: Source) -> bytes:
     """Return the digest of a split, 32 bytes."""
     # A converted dataset has the digest of its source, so that runs on both count as runs on the same data.
     match source:
-        case LmdbSource(digest=digest) | PackSource(digest=digest):
+        case LmdbSource(digest=digest) | PackSource(digest=digest, rows=None):
             return digest
     return _hash_split(source)
 
@@ -62,7 +63,19 @@ def _hash_inputs(source: Source) -> tuple[bytes | memoryview, ...]:
                 _little_endian_bytes(images),
                 _little_endian_bytes(labels.astype(np.int64)),
             )
-        case ImageFileSource(paths=names, labels=labels) | WebDatasetSource(names=names, labels=labels):
+        case SourceSubset(source=whole, indices=indices):
+            return digest_split(whole), _little_endian_bytes(indices)
+        case JoinedSource(first=first, second=second):
+            return digest_split(first), digest_split(second)
+        # Samples of a pack have the digest of the files, unless they are not the same pixels.
+        case PackSource(names=names) if source.index.meta.made.resize or not names.joined:
+            assert source.rows is not None, "a whole split of a pack has a digest"
+            return source.digest, _little_endian_bytes(source.rows)
+        case (
+            ImageFileSource(paths=names, labels=labels)
+            | WebDatasetSource(names=names, labels=labels)
+            | PackSource(names=names, labels=labels)
+        ):
             return names.joined, _little_endian_bytes(names.ends), _little_endian_bytes(labels.astype(np.int64))
         case HuggingFaceSource(labels=labels):
             return "\0".join(source.names()).encode("utf-8", "surrogatepass"), _little_endian_bytes(
@@ -106,6 +119,13 @@ def get_labels(source: Source) -> NDArray[np.integer] | None:
             | HuggingFaceSource(labels=labels)
         ):
             return np.asarray(labels)
+        case SourceSubset(source=whole, indices=indices):
+            of_all = get_labels(whole)
+            return None if of_all is None else of_all[indices]
+        case JoinedSource(first=first, second=second):
+            both = [get_labels(first), get_labels(second)]
+            known = [labels for labels in both if labels is not None]
+            return np.concatenate(known) if len(known) == len(both) else None
         case PluginSamples(labels=labels):
             return labels
     return None

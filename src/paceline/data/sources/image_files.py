@@ -109,6 +109,11 @@ def build_files_info(
     )
 
 
+def has_imagenet_statistics(info: DatasetInfo) -> bool:
+    """Return whether the statistics of `info` are ImageNet's, which do not depend on the images."""
+    return bool(info.mean) and info.mean == _IMAGENET_MEAN.get(info.channels)
+
+
 def find_fault(entry: os.DirEntry[str]) -> str:
     """Return why an entry cannot be an image file (a pipe, a dangling link, empty, no permission, ...), or ""."""
     try:

@@ -9,6 +9,7 @@ from paceline.recipe.schema.augment import AugmentSection, CutMix, MixUp, Random
 from paceline.recipe.schema.base import Auto, Off, Section, TimeDuration, TrainingDuration
 from paceline.recipe.schema.sampler import SamplerSection, Shuffle
 from paceline.recipe.schema.source import Digits, SourceSection
+from paceline.recipe.schema.split import Split
 
 
 class Progressive(Section):
@@ -28,10 +29,13 @@ class Progressive(Section):
 class Data(Section):
     """Data, batches and augmentation."""
 
-    added: ClassVar = ("interpolation", "auto_image_size", "sampler")
+    added: ClassVar = ("interpolation", "auto_image_size", "sampler", "split")
 
     source: SourceSection = Digits()
     """The dataset."""
+    split: Split | Off = "off"
+    """Train and validate on one fold of a [cross-validation](../how-to/cross-validation.md), which `paceline cv` does
+    for all folds. `off` uses the two splits of the source."""
     batch_size: PositiveInt | Auto = 128
     """Images per optimizer step, over all ranks and micro-batches. `auto` follows from `rank_batch_size`; if that is
     `auto` too, it is the smallest batch within 3 % of the fastest that fits in memory, measured when the run starts.

@@ -386,7 +386,7 @@ SinkSection = Annotated[
 class Log(Section):
     """Logs, trackers and the report."""
 
-    added: ClassVar = ("explain", "price_per_hour")
+    added: ClassVar = ("explain", "predictions", "price_per_hour")
 
     every: CadenceDuration = "10st"
     """How often to log loss and throughput."""
@@ -405,6 +405,9 @@ class Log(Section):
     (Grad-CAM, Selvaraju et al. 2017, arXiv 1610.02391; for plain transformers occlusion, Zeiler and Fergus 2014, arXiv
     1311.2901). Drawing stops after 3 % of the training time, but after 0.3 to 5 seconds; the other images have no maps.
     Without effect on `parallel.strategy=fsdp` with several ranks."""
+    predictions: Switch = "off"
+    """Write `predictions.csv` at the end: the class, the prediction and its probability of each validation image, in
+    the last evaluation. Images with several labels have none."""
     report: Switch = "on"
     """Write `report.html` at the end."""
     price_per_hour: PositiveFloat | Off = "off"
