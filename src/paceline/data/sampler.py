@@ -1,19 +1,26 @@
 """Samplers: which images an epoch visits, in which order, and the keys of their random draws. Torch-free.
 
-An epoch's order is a pure function of seed, epoch and number of images, so every rank computes all of it.
+The samples of any range of an epoch are a pure function of seed, epoch, positions, number of images, and the labels or
+values that the sampler holds, whose digest is saved with a run. So every rank selects its own part.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from functools import cached_property
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.random import permutation
+from paceline.core.dataset import Source
+from paceline.core.random import permutation, permute
 from paceline.recipe.plugins import SAMPLER, PluginRef
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.sampler import OwnSampler, Repeated
+
+MAX_TABLE_IMAGES: Final = 2**24
+"""Most images whose shuffled order is a table, 8 bytes per image; beyond, each position is computed by itself."""
 
 Indices = NDArray[np.int64]
 
@@ -35,35 +42,95 @@ class EpochOrder(NamedTuple):
 
 
 class Sampler(Protocol):
-    """The order of each epoch."""
+    """The samples of each epoch."""
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that identify the labels or values that the samples depend on; "" without any."""
+        ...
 
     def num_samples(self, num_images: int) -> int:
         """Return the samples per epoch, M."""
         ...
 
-    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
-        """Return the order of `epoch`, counted from 0."""
+    def select(self, seed: int, epoch: int, first: int, stop: int, num_images: int) -> EpochOrder:
+        """Return the samples `first` to `stop` - 1 of `epoch`, all counted from 0, with `stop` at most M."""
         ...
+
+
+class WholeEpochSampler(ABC):
+    """A sampler that computes the order of a whole epoch at once."""
+
+    @property
+    def digest(self) -> str:
+        """No digest: the order depends on the number of images alone."""
+        return ""
+
+    @abstractmethod
+    def num_samples(self, num_images: int) -> int:
+        """Return the samples per epoch, M."""
+
+    @abstractmethod
+    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
+        """Return the M samples of `epoch`, counted from 0."""
+
+    def select(self, seed: int, epoch: int, first: int, stop: int, num_images: int) -> EpochOrder:
+        """Return a part of the order of `epoch`, which is computed once."""
+        key = (seed, epoch, num_images)
+        order = self._orders.get(key)
+        if order is None:
+            order = self.order(seed, epoch, num_images)
+            # Keep two epochs: at a boundary, threads work on both. An order of 10 M samples takes up to 160 MB.
+            for old in sorted(self._orders)[:-1]:
+                self._orders.pop(old, None)
+            self._orders[key] = order
+        return EpochOrder(order.indices[first:stop], order.draw_keys[first:stop])
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, int, int], EpochOrder]:
+        return {}
+
+
+@dataclass(frozen=True)
+class _ShuffleTable(WholeEpochSampler):
+    def num_samples(self, num_images: int) -> int:
+        return num_images
+
+    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
+        indices = permutation(seed, epoch, num_images)
+        return EpochOrder(indices, indices)
 
 
 @dataclass(frozen=True)
 class ShuffleSampler:
-    """Visit every image once, in a new random order in each epoch, or in the order of the source."""
+    """Visit every image once, in a new random order in each epoch, or in the order of the source.
+
+    Of more than 2**24 images, a range takes time and memory for its own samples alone.
+    """
 
     is_random: bool = True
+    _table: _ShuffleTable = field(default_factory=_ShuffleTable, repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """No digest: the order depends on the number of images alone."""
+        return ""
 
     def num_samples(self, num_images: int) -> int:
         """Return `num_images`."""
         return num_images
 
-    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
-        """Return a permutation."""
-        indices = permutation(seed, epoch, num_images) if self.is_random else np.arange(num_images, dtype=np.int64)
+    def select(self, seed: int, epoch: int, first: int, stop: int, num_images: int) -> EpochOrder:
+        """Return a range of the permutation."""
+        if self.is_random and num_images <= MAX_TABLE_IMAGES:
+            return self._table.select(seed, epoch, first, stop, num_images)
+        positions = np.arange(first, stop, dtype=np.int64)
+        indices = permute(seed, epoch, positions, num_images) if self.is_random else positions
         return EpochOrder(indices, indices)
 
 
 @dataclass(frozen=True)
-class RepeatedSampler:
+class RepeatedSampler(WholeEpochSampler):
     """Repeat each image of a random order `repeats` times (Hoffer et al. 2020, arXiv 1901.09335).
 
     A batch has the same samples as with timm's `RepeatAugSampler`, whose ranks take every world_size-th of them. Here
@@ -88,7 +155,7 @@ class RepeatedSampler:
 
 
 @dataclass(frozen=True)
-class PluginSampler:
+class PluginSampler(WholeEpochSampler):
     """Call the plugin `inner`. Raise `RecipeError` if it raises, or returns anything but indices of images."""
 
     inner: Callable[[int, int, int], Any]
@@ -131,8 +198,12 @@ class PluginSampler:
         return valid
 
 
-def build_sampler(data: Data) -> Sampler:
-    """Build the sampler of `data`, whose batch is resolved. Raise `RecipeError` for an invalid plugin."""
+def build_sampler(data: Data, source: Source | None = None) -> Sampler:
+    """Build the sampler of `data`, whose batch is resolved, for the training images of `source`.
+
+    Without `source`, a sampler that needs labels or values may only count its samples. Raise `RecipeError` for an
+    invalid plugin.
+    """
     match data.sampler:
         case Repeated(repeats=repeats):
             return RepeatedSampler(repeats, data.global_batch_size)

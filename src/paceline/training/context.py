@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from paceline.data.loaders.build import (
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.loaders.process import BATCHES_PER_WORKER
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.sampler import build_sampler
+from paceline.data.sampler import Sampler, build_sampler
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
@@ -104,6 +104,11 @@ class RunContext:
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The sampler of the training images, built from their labels or columns at its first use."""
+        return build_sampler(self.recipe.data, self.datasets.train)
 
     @property
     def is_multi_label(self) -> bool:
@@ -191,7 +196,7 @@ class RunContext:
             plan.batch_size,
             world.rank,
             world.world_size,
-            sampler=build_sampler(data),
+            sampler=self.sampler,
         )
         options = replace(self._loader_options, clock=now_s if self.recipe.measure.clock == "on" else None)
         loader = self._close_at_end(
