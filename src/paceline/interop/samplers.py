@@ -59,7 +59,8 @@ class ExactSampler(TorchSampler[list[int]]):
                 f"batch_size: {self._batch_size:,} is more than the {num_samples:,} samples of an epoch (give at most "
                 f"{num_samples:,})"
             )
-        identity = {"seed": self._seed, "batch_size": self._batch_size, "dataset_size": self._size}
+        identity: dict[str, int | str] = {"seed": self._seed, "batch_size": self._batch_size}
+        identity |= {"dataset_size": self._size, "digest": self._sampler.digest}
         self._position = Position(num_samples // self._batch_size, identity)
         self.resume(start_step)
 
@@ -153,11 +154,12 @@ class ExactLoader:
     """Iterate `loader`, whose `batch_sampler` is an `ExactSampler`, and count the batches that the loop has taken.
 
     `state_dict` is the position of the loop, however many batches worker processes have prefetched. Each iteration is
-    the next epoch, or the rest of the epoch of a loaded state. Batches are those of `loader`.
+    the next epoch, or the rest of the epoch of a loaded state. Batches are those of `loader`, a DataLoader or what a
+    trainer wraps around one.
 
-    Lightning saves and loads the state with its own checkpoints, and adds no sampler to this loader. Accelerate does
-    the latter two for `accelerator.register_for_checkpointing(loader)`; `accelerator.prepare` returns it unchanged.
-    Raise `RecipeError` for another batch sampler.
+    Lightning saves and loads this state with its own checkpoints, and Accelerate after
+    `accelerator.register_for_checkpointing(loader)`. Neither adds a sampler of its own to this loader. Raise
+    `RecipeError` for another batch sampler.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -182,6 +184,11 @@ class ExactLoader:
         for batch, step in zip(self.loader, self._position.iterate(), strict=True):
             self._position.step = step + 1
             yield batch
+
+    @property
+    def step(self) -> int:
+        """Number of batches that the loop has taken, in all epochs."""
+        return self._position.step
 
     @property
     def epoch(self) -> int:
@@ -222,6 +229,8 @@ class ExactEvalSampler(TorchSampler[list[int]]):
         self._size = _whole_number("dataset_size", dataset_size, 1)
         self._batch_size = _whole_number("batch_size", batch_size, 1)
         self._place = rank, world_size
+        if self._place != (None, None):
+            self._shard()  # report an invalid rank at once
 
     def __len__(self) -> int:
         """Return the number of batches on this rank."""
