@@ -16,7 +16,7 @@ from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
 from paceline.recipe.schema.optim import OneCycle, OptimSection, RangeTest, ScheduleSection, Step
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.recipe.schema.sampler import Repeated
+from paceline.recipe.schema.sampler import Balanced, Repeated, Weighted
 from paceline.recipe.schema.train import Ema, Parallel, Train
 from paceline.recipe.targets import check_targets
 
@@ -165,6 +165,7 @@ class Plan:
                     total_steps,
                 ),
                 *_note_never_unfrozen(unfreeze_step, total_steps),
+                *_note_balanced_twice(data, recipe.train),
                 *_note_below_size(train_sizes, image_size, total_steps),
                 *_note_preprocessing(recipe, image_size, train),
             ),
@@ -410,6 +411,14 @@ def _note_never_unfrozen(unfreeze_step: int, total_steps: int) -> list[str]:
     return [
         f"model.unfreeze: the run ends at step {total_steps:,}, before frozen parameters train at {unfreeze_step:,}"
     ]
+
+
+def _note_balanced_twice(data: Data, train: Train) -> list[str]:
+    """Return a warning if rare classes count more both in the samples and in the loss."""
+    if train.class_weights == "off" or not isinstance(data.sampler, Balanced | Weighted):
+        return []
+    name = data.sampler.name
+    return [f"train.class_weights: weighs classes that data.sampler={name} weighs already (set class_weights=off)"]
 
 
 def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, total_steps: int) -> list[str]:
