@@ -21,22 +21,22 @@ with `ExactSampler` has another step than it. Rows that need torchdata are left 
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ import record
 
 NUM_SAMPLES, BATCH, EPOCHS = 101, 12, 3  # 101 divides over neither 2 nor 3 ranks
 SAVE_EVERY, KILL_AT = 3, 14  # steps; a checkpoint after step 12, in the second epoch
-WORKERS, TIMEOUT_S = 2, 120
+WORKERS, TIMEOUT_S = 1, 180
 Step = Counter[int]
 """The samples of a step over all ranks."""
 
@@ -300,52 +300,39 @@ ROWS = (
 )
 
 
-def start(job: Job, port: int) -> None:
-    """Be one rank of a run, in a new process."""
-    import torch
-
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    place = {"RANK": job.rank, "LOCAL_RANK": job.rank, "WORLD_SIZE": job.world_size, "GROUP_RANK": 0}
-    place |= {"LOCAL_WORLD_SIZE": job.world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    place |= {"TORCHELASTIC_RUN_ID": job.name, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
-    place |= {"GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update({name: str(value) for name, value in place.items()})
-    # A group of its own, so that the workers of a killed rank can be ended with it.
-    os.setpgid(0, 0)
-    RUN[job.trainer](job)
-
-
 def run(job: Job, world_size: int) -> list[tuple[int, int, Step]]:
     """Run all ranks of a job; return the epoch, number and samples of each step."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = get_context("forkserver")
-    ranks = [replace(job, rank=rank, world_size=world_size) for rank in range(world_size)]
-    processes = [context.Process(target=start, args=(rank, port)) for rank in ranks]
-    for process in processes:
-        process.start()
+    ranks = [start(replace(job, rank=rank, world_size=world_size), port) for rank in range(world_size)]
     ends = time.monotonic() + TIMEOUT_S
-    while any(process.is_alive() for process in processes) and time.monotonic() < ends:
-        if job.kill_at and not all(process.is_alive() for process in processes):
+    while None in (codes := [rank.poll() for rank in ranks]) and time.monotonic() < ends:
+        if any(codes):
             break  # one rank died: the others would wait for it
         time.sleep(0.05)
-    for process in processes:
-        if process.pid is not None and (job.kill_at or process.is_alive()):
-            with_workers(process.pid)
-        process.join(TIMEOUT_S)
-    if not job.kill_at and any(process.exitcode for process in processes):
-        raise SystemExit(f"{job.trainer}, {job.sampler}, {job.name}: exit codes {[p.exitcode for p in processes]}")
+    for rank in ranks:
+        # The workers of a killed rank are in its group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)
+        rank.wait(TIMEOUT_S)
+    if not job.kill_at and codes != [0] * world_size:
+        raise SystemExit(f"{job.trainer}, {job.sampler}, {job.name}: exit codes {codes}")
     return together(job.folder / f"{job.name}.rank{rank}.jsonl" for rank in range(world_size))
 
 
-def with_workers(pid: int) -> None:
-    """Kill a rank and the workers of its loader."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+def start(job: Job, port: int) -> subprocess.Popen[bytes]:
+    """Start one rank of a run as torchrun would."""
+    place = {"RANK": job.rank, "LOCAL_RANK": job.rank, "WORLD_SIZE": job.world_size, "GROUP_RANK": 0}
+    place |= {"LOCAL_WORLD_SIZE": job.world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place |= {"TORCHELASTIC_RUN_ID": job.name, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
+    place |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": 1, "PYTHONWARNINGS": "ignore"}
+    environ = {**os.environ, **{name: str(value) for name, value in place.items()}}
+    told = json.dumps({**vars(job), "folder": str(job.folder)})
+    errors = subprocess.DEVNULL if job.kill_at else None  # of the rank that outlives the other for a moment
+    return subprocess.Popen(
+        [sys.executable, __file__, "--job", told], env=environ, start_new_session=True, stderr=errors
+    )
 
 
 def together(files: Iterable[Path]) -> list[tuple[int, int, Step]]:
@@ -360,19 +347,17 @@ def together(files: Iterable[Path]) -> list[tuple[int, int, Step]]:
 def measure(trainer: str, sampler: str, parent: Path) -> dict[str, Any]:
     """Return what one trainer does with one sampler, and its steps if it is never stopped."""
     folder = parent / f"{trainer}-{sampler}"
-    jobs = {}
-    for world_size in (2, 3):
-        jobs[world_size] = Job(trainer, sampler, folder / str(world_size), "killed", kill_at=KILL_AT)
-        jobs[world_size].folder.mkdir(parents=True)
-    (folder / "whole").mkdir()
+    for name in ("whole", "2"):
+        (folder / name).mkdir(parents=True)
     whole = run(Job(trainer, sampler, folder / "whole", "whole"), 2)
+    killed = Job(trainer, sampler, folder / "2", "killed", kill_at=KILL_AT)
+    before = [step for step in run(killed, 2) if step[1] <= KILL_AT - KILL_AT % SAVE_EVERY]
+    shutil.copytree(folder / "2", folder / "3")
     first = [samples for epoch, _, samples in whole if epoch == 0]
-    found: dict[str, Any] = {"epoch": count(first, NUM_SAMPLES), "orders": num_orders(whole), "resumed": {}}
-    saved_at = KILL_AT - KILL_AT % SAVE_EVERY
-    for world_size, job in jobs.items():
-        before = [step for step in run(job, 2) if step[1] <= saved_at]
-        after = run(replace(job, name="resumed", kill_at=0, resumes=True), world_size)
-        found["resumed"][str(world_size)] = compare(whole, before, after)
+    found: dict[str, Any] = {"epoch": count(first, NUM_SAMPLES), "orders": num_orders(whole)}
+    for world_size in (2, 3):
+        job = Job(trainer, sampler, folder / str(world_size), "resumed", resumes=True)
+        found[f"resumed_on_{world_size}"] = compare(whole, before, run(job, world_size))
     return found | {"steps": [samples for _, _, samples in whole]}
 
 
@@ -419,8 +404,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="where to write the record")
     parser.add_argument("--only", choices=RUN, help="one trainer")
+    parser.add_argument("--job", help=argparse.SUPPRESS)  # be one rank of a run
     options = parser.parse_args()
-    get_context("forkserver").set_forkserver_preload(["torch", "lightning", "accelerate", "timm", "paceline.interop"])
+    if options.job:
+        told = json.loads(options.job)
+        job = Job(**{**told, "folder": Path(told["folder"])})
+        RUN[job.trainer](job)
+        return 0
     rows, is_same = {}, True
     with tempfile.TemporaryDirectory() as name:
         expected = paceline_steps(Path(name) / "paceline")
@@ -435,7 +425,8 @@ def main() -> int:
             rows[f"{trainer}, {label}"] = found
             print(f"{trainer}, {label}", json.dumps(found), flush=True)
             if sampler == "exact":
-                is_same &= found["as_paceline"] and all(each["same_steps"] for each in found["resumed"].values())
+                is_same &= found["as_paceline"] and found["resumed_on_2"]["same_steps"]
+                is_same &= found["resumed_on_3"]["same_steps"]
     config = {"num_samples": NUM_SAMPLES, "batch": BATCH, "epochs": EPOCHS, "save_every": SAVE_EVERY}
     config |= {"killed_at_step": KILL_AT, "ranks": 2, "workers": WORKERS}
     result = {

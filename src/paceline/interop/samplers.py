@@ -4,12 +4,20 @@ from collections.abc import Iterator, Mapping
 from operator import index
 from typing import Any, Final, NoReturn
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import DataLoader
 from torch.utils.data import Sampler as TorchSampler
 
 from paceline.core.errors import RecipeError, WorldError
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.sampler import Sampler, ShuffleSampler
+from paceline.data.sampler import (
+    DistinctWeightedSampler,
+    Sampler,
+    ShuffleSampler,
+    WeightedSampler,
+    inverse_powers,
+)
 from paceline.interop.distributed import find_place
 from paceline.interop.position import Position
 
@@ -27,8 +35,11 @@ class ExactSampler(TorchSampler[list[int]]):
     Each iteration is the next epoch, without `set_epoch`. Give `start_step`, or call `resume` or `load_state_dict`, to
     start at any step: the steps before it cost no time.
 
-    By default each epoch is a new permutation, or with `shuffle=False` the order of the dataset. `sampler` is any other
-    sampler of `paceline.data.sampler`.
+    By default each epoch is a new permutation, or with `shuffle=False` the order of the dataset. One of three arguments
+    replaces it. `weights`, floats [dataset_size] of at least 0, draws `num_samples` samples per epoch (by default
+    `dataset_size`) in proportion, with `replacement` or as different samples. `labels`, ints [dataset_size] of at least
+    0, draws all classes equally often, with replacement. `sampler` is any other sampler of `paceline.data.sampler`.
+    Arrays, tensors on the CPU and sequences are accepted.
 
     `rank` and `world_size` default to those of torch.distributed when an iteration starts. Raise `RecipeError` for an
     invalid argument and `WorldError` for an invalid rank.
@@ -41,7 +52,11 @@ class ExactSampler(TorchSampler[list[int]]):
         *,
         seed: int = 0,
         shuffle: bool = True,
+        weights: ArrayLike | None = None,
+        labels: ArrayLike | None = None,
         sampler: Sampler | None = None,
+        replacement: bool = True,
+        num_samples: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         start_step: int = 0,
@@ -49,19 +64,29 @@ class ExactSampler(TorchSampler[list[int]]):
         self._size = _whole_number("dataset_size", dataset_size, 1)
         self._batch_size = _whole_number("batch_size", batch_size, 1)
         self._seed = _whole_number("seed", seed, 0, _MAX_SEED)
+        chosen = _name_choice(shuffle, weights, labels, sampler)
+        if num_samples is not None and chosen not in ("weights", "labels"):
+            raise RecipeError(f"num_samples: {num_samples} has no effect (give weights or labels, or leave it out)")
+        if not replacement and chosen != "weights":
+            raise RecipeError("replacement: False has no effect (give weights, or leave it out)")
+        samples = None if num_samples is None else _whole_number("num_samples", num_samples, 1)
+        if weights is not None:
+            sampler = _build_weighted(weights, self._size, replacement, samples)
+        elif labels is not None:
+            sampler = _build_balanced(labels, self._size, samples)
         self._sampler = sampler or ShuffleSampler(is_random=shuffle)
         self._place = rank, world_size
         if self._place != (None, None):
             self._order()  # report an invalid rank at once
-        num_samples = self._sampler.num_samples(self._size)
-        if num_samples < self._batch_size:
+        epoch_samples = self._sampler.num_samples(self._size)
+        if epoch_samples < self._batch_size:
             raise RecipeError(
-                f"batch_size: {self._batch_size:,} is more than the {num_samples:,} samples of an epoch (give at most "
-                f"{num_samples:,})"
+                f"batch_size: {self._batch_size:,} is more than the {epoch_samples:,} samples of an epoch (give at "
+                f"most {epoch_samples:,})"
             )
         identity: dict[str, int | str] = {"seed": self._seed, "batch_size": self._batch_size}
         identity |= {"dataset_size": self._size, "digest": self._sampler.digest}
-        self._position = Position(num_samples // self._batch_size, identity)
+        self._position = Position(epoch_samples // self._batch_size, identity)
         self.resume(start_step)
 
     def __len__(self) -> int:
@@ -251,6 +276,46 @@ class ExactEvalSampler(TorchSampler[list[int]]):
     def _shard(self) -> EvalShard:
         rank, world_size = find_place(*self._place)
         return EvalShard(self._size, even_batch(self._size, self._batch_size, world_size), rank, world_size)
+
+
+def _name_choice(shuffle: bool, weights: object, labels: object, sampler: object) -> str:
+    given = {"weights": weights, "labels": labels, "sampler": sampler, "shuffle=False": None if shuffle else False}
+    chosen = [name for name, value in given.items() if value is not None]
+    if len(chosen) > 1:
+        raise RecipeError(f"{chosen[1]}: has no effect with {chosen[0]} (give one of them)")
+    return "".join(chosen)
+
+
+def _build_weighted(weights: ArrayLike, size: int, replacement: bool, samples: int | None) -> Sampler:
+    values = _read_array("weights", weights, size).astype(np.float64)
+    if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
+        first = next((value for value in values if not (np.isfinite(value) and value >= 0)), 0.0)
+        problem = f"has {first:g}" if values.any() else "are all 0"
+        raise RecipeError(f"weights: {problem} (give finite numbers of at least 0, not all of them 0)")
+    if replacement:
+        return WeightedSampler(values, samples)
+    num_drawn = int(np.count_nonzero(values))
+    if samples is None or samples > num_drawn:
+        raise RecipeError(
+            f"num_samples: {samples} different samples per epoch are not possible (give at most {num_drawn}, the number "
+            f"of weights above 0, or replacement=True)"
+        )
+    return DistinctWeightedSampler(values, samples)
+
+
+def _build_balanced(labels: ArrayLike, size: int, samples: int | None) -> Sampler:
+    values = _read_array("labels", labels, size)
+    if values.dtype.kind not in "iu" or values.min() < 0:
+        raise RecipeError(f"labels: {values.dtype} is not a class index (give whole numbers of at least 0)")
+    # As `data.sampler=balanced` weights them.
+    return WeightedSampler(inverse_powers(np.bincount(values), 1.0)[values], samples)
+
+
+def _read_array(name: str, values: ArrayLike, size: int) -> NDArray[Any]:
+    array = np.asarray(values)
+    if array.shape != (size,):
+        raise RecipeError(f"{name}: has shape {list(array.shape)} (give one number per sample, [{size}])")
+    return array
 
 
 def even_batch(num_images: int, batch_size: int, world_size: int) -> int:

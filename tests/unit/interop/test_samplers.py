@@ -6,16 +6,20 @@ import sys
 from collections import Counter
 from itertools import islice
 
+import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from paceline.core.errors import CheckpointError, RecipeError, WorldError
 from paceline.data.order import TrainOrder
-from paceline.data.sampler import RepeatedSampler, ShuffleSampler
+from paceline.data.sampler import DistinctWeightedSampler, RepeatedSampler, ShuffleSampler, WeightedSampler
 from paceline.interop import ExactEvalSampler, ExactLoader, ExactSampler
 
 SIZE, BATCH, STEPS = 101, 12, 8
+WEIGHTS = np.arange(SIZE, dtype=np.float64)  # one is 0
+LABELS = np.array([0] * 90 + [1] * 11)
 
 
 def ranks_of(world_size: int, **options) -> list[ExactSampler]:
@@ -41,8 +45,12 @@ def train_steps(first: int, stop: int, **options) -> list[list[int]]:
         ({"seed": 7}, ShuffleSampler()),
         ({"shuffle": False}, ShuffleSampler(is_random=False)),
         ({"sampler": RepeatedSampler(3, BATCH)}, RepeatedSampler(3, BATCH)),
+        ({"weights": WEIGHTS.tolist()}, WeightedSampler(WEIGHTS)),
+        ({"weights": torch.tensor(WEIGHTS), "num_samples": 99}, WeightedSampler(WEIGHTS, 99)),
+        ({"weights": WEIGHTS, "replacement": False, "num_samples": 99}, DistinctWeightedSampler(WEIGHTS, 99)),
+        ({"labels": LABELS}, WeightedSampler(1 / np.array([90, 11])[LABELS])),
     ],
-    ids=["shuffle", "seed", "stored", "repeated"],
+    ids=["shuffle", "seed", "stored", "repeated", "weights", "tensor", "distinct", "labels"],
 )
 def test_ranks_together_have_the_steps_of_paceline(world_size: int, options, sampler) -> None:
     ranks = ranks_of(world_size, **options)
@@ -179,6 +187,15 @@ def test_every_sample_is_evaluated_once_and_ranks_have_as_many_batches(size: int
         ({"batch_size": 2.5}, r"batch_size: float .*whole number"),
         ({"seed": -1}, r"seed: -1 .*at least 0"),
         ({"start_step": -1}, r"step: -1 .*at least 0"),
+        ({"weights": [1.0]}, r"weights: has shape \[1\] .*\[101\]"),
+        ({"weights": [-1.0] * SIZE}, r"weights: has -1 .*at least 0"),
+        ({"weights": [0.0] * SIZE}, r"weights: are all 0"),
+        ({"weights": WEIGHTS, "replacement": False}, r"num_samples: None .*at most 100"),
+        ({"weights": WEIGHTS, "replacement": False, "num_samples": 101}, r"num_samples: 101 .*at most 100"),
+        ({"weights": WEIGHTS, "labels": LABELS}, r"labels: has no effect with weights"),
+        ({"labels": WEIGHTS}, r"labels: float64 .*whole numbers"),
+        ({"num_samples": 5}, r"num_samples: 5 has no effect .*weights"),
+        ({"labels": LABELS, "replacement": False}, r"replacement: False has no effect"),
         ({"rank": 0, "world_size": 5}, r"batch_size: 12 does not divide over 5 ranks \(try 15"),
         ({"rank": 2, "world_size": 2}, r"rank 2 of 2 .*rank from 0 on"),
         ({"rank": 0}, r"rank 0 of None .*give both"),
@@ -189,10 +206,10 @@ def test_an_invalid_argument_is_named_with_its_value_and_fix(arguments, message:
         ExactSampler(**{"dataset_size": SIZE, "batch_size": BATCH, **arguments})
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 6}, {"dataset_size": 100}])
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 6}, {"dataset_size": 100}, {"weights": WEIGHTS}])
 def test_a_state_of_another_order_is_refused(change) -> None:
     state = ExactSampler(SIZE, BATCH).state_dict()
-    with pytest.raises(CheckpointError, match=next(iter(change))):
+    with pytest.raises(CheckpointError, match="digest" if "weights" in change else next(iter(change))):
         ExactSampler(**{"dataset_size": SIZE, "batch_size": BATCH, **change}).load_state_dict(state)
 
 
