@@ -432,7 +432,9 @@ def main() -> int:
     result = {
         "benchmark": "trainer_samplers",
         **record.provenance(),
-        "versions": {package: installed(package) for package in ("torch", "lightning", "accelerate", "timm", "torchdata")},
+        "versions": {
+            package: installed(package) for package in ("torch", "lightning", "accelerate", "timm", "torchdata")
+        },
         "config": config,
         "rows": rows,
     }

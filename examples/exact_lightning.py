@@ -8,6 +8,7 @@ marked `exact` are all that the order needs: Lightning saves the loader's positi
 """
 
 import os
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -68,8 +69,8 @@ def main() -> None:
         logger=False,
         enable_progress_bar=False,
     )
-    has_checkpoint = os.path.exists("exact_lightning/last.ckpt")
-    trainer.fit(Classifier(), ckpt_path="exact_lightning/last.ckpt" if has_checkpoint else None)
+    newest = Path("exact_lightning/last.ckpt")
+    trainer.fit(Classifier(), ckpt_path=newest if newest.exists() else None)
     if trainer.is_global_zero:
         print(f"step {trainer.global_step}: test loss {trainer.callback_metrics['test_loss']:.4f}", flush=True)
 

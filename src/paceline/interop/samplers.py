@@ -297,7 +297,7 @@ def _build_weighted(weights: ArrayLike, size: int, replacement: bool, samples: i
     num_drawn = int(np.count_nonzero(values))
     if samples is None or samples > num_drawn:
         raise RecipeError(
-            f"num_samples: {samples} different samples per epoch are not possible (give at most {num_drawn}, the number "
+            f"num_samples: {samples} is no number of different samples per epoch (give at most {num_drawn}, the number "
             f"of weights above 0, or replacement=True)"
         )
     return DistinctWeightedSampler(values, samples)
@@ -308,7 +308,7 @@ def _build_balanced(labels: ArrayLike, size: int, samples: int | None) -> Sample
     if values.dtype.kind not in "iu" or values.min() < 0:
         raise RecipeError(f"labels: {values.dtype} is not a class index (give whole numbers of at least 0)")
     # As `data.sampler=balanced` weights them.
-    return WeightedSampler(inverse_powers(np.bincount(values), 1.0)[values], samples)
+    return WeightedSampler(np.take(inverse_powers(np.bincount(values), 1.0), values), samples)
 
 
 def _read_array(name: str, values: ArrayLike, size: int) -> NDArray[Any]:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def ranks_of(world_size: int, **options) -> list[ExactSampler]:
 
 def together(parts: list[list[list[int]]]) -> list[list[int]]:
     """Return the batches of ranks put together, step by step."""
-    return [sum(step, []) for step in zip(*parts, strict=True)]
+    return [list(chain(*step)) for step in zip(*parts, strict=True)]
 
 
 def train_steps(first: int, stop: int, **options) -> list[list[int]]:
@@ -66,7 +66,7 @@ def test_a_resume_at_any_step_continues_on_any_number_of_ranks() -> None:
         world_size = 1 + step % 4
         ranks = ranks_of(world_size, start_step=step)
         found = [together([list(rank) for rank in ranks]) for _ in range(3)]
-        assert sum(found, [])[: 3 * STEPS - step] == wanted[step:]
+        assert list(chain(*found))[: 3 * STEPS - step] == wanted[step:]
         assert len(found[0]) == STEPS - step % STEPS
 
 
