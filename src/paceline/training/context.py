@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ _IMAGES_TO_FIT = 5000
 
 @dataclass(frozen=True)
 class RunContext:
-    """Recipe, world, device, datasets and plan of a run.
+    """Recipe, world, device, datasets, plan and sampler of a run.
 
     `exit_stack` closes the loaders that it creates.
     """
@@ -75,6 +75,7 @@ class RunContext:
     device: torch.device
     datasets: Datasets
     plan: Plan
+    sampler: Sampler
     loader_choice: LoaderChoice
     exit_stack: contextlib.ExitStack
     memory_format: torch.memory_format = torch.channels_last
@@ -98,18 +99,14 @@ class RunContext:
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
-        context = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
+        sampler = build_sampler(recipe.data, datasets.train, plan.steps)
+        context = cls(recipe, world, device, datasets, plan, sampler, choice, exit_stack, layout)
         return context.with_notes(choice.note, worker_timeout_warning(recipe.data, recipe.parallel, choice.workers))
 
     def with_notes(self, *notes: str | None) -> "RunContext":
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
-
-    @cached_property
-    def sampler(self) -> Sampler:
-        """The sampler of the training images, built from their labels or columns at its first use."""
-        return build_sampler(self.recipe.data, self.datasets.train, self.plan.steps)
 
     @property
     def is_multi_label(self) -> bool:

@@ -81,13 +81,13 @@ def balanced_weights(info: DatasetInfo, labels: NDArray[np.integer], power: floa
     """
     table = info.targets
     if table is None:
-        return inverse_powers(np.bincount(labels, minlength=info.num_classes), power)[labels]
+        of_classes = inverse_powers(np.bincount(labels, minlength=info.num_classes), power)
+        return np.take(of_classes, labels)
     has_class = table.rows >= LABEL_SHARE
     counts = np.bincount(labels, minlength=len(has_class)) @ has_class
     of_classes = inverse_powers(counts, power)
     of_rows = np.where(has_class, of_classes, of_classes.min()).max(axis=1)
-    weights: NDArray[np.float64] = of_rows[labels]
-    return weights
+    return np.take(of_rows, labels)
 
 
 def _build_weighted_sampler(section: Weighted, data: Data, source: Source) -> Sampler:
@@ -127,11 +127,10 @@ def _weights_by_class(classes: Mapping[str, float], source: Source) -> NDArray[n
         raise RecipeError(f"data.sampler.classes: {unknown!r} is not a class of the dataset{hint}")
     of_classes = np.array([classes.get(name, 1.0) for name in info.class_names])
     if info.targets is None:
-        return of_classes[labels]
+        return np.take(of_classes, labels)
     has_class = info.targets.rows >= LABEL_SHARE
     of_rows = np.where(has_class, of_classes, 0).max(axis=1)
-    weights: NDArray[np.float64] = np.where(has_class.any(axis=1), of_rows, 1.0)[labels]
-    return weights
+    return np.take(np.where(has_class.any(axis=1), of_rows, 1.0), labels)
 
 
 def _labels_of(source: Source, name: str, fix: str = "set data.sampler=shuffle") -> NDArray[np.integer]:
