@@ -8,10 +8,10 @@ its ranks with SIGKILL in its second epoch, two steps after a checkpoint, and is
 processes, on two ranks and on three (with as many samples per step as before). The steps that count are those up to the
 checkpoint and those after the resume: they made the weights. Each trainer is resumed as its documentation says:
 
-- PyTorch: `DistributedSampler` with `set_epoch`, and the epoch in the checkpoint, as in pytorch/examples; or torchdata's
-  `StatefulDataLoader` with its `StatefulDistributedSampler`.
+- PyTorch: `DistributedSampler` with `set_epoch`, and the epoch in the checkpoint, as in pytorch/examples; or
+  torchdata's `StatefulDataLoader` with its `StatefulDistributedSampler`.
 - Lightning: `ModelCheckpoint(every_n_train_steps=...)` and `fit(ckpt_path=...)`, with torch's DataLoader, for which it
-  warns, or with `StatefulDataLoader`.
+  warns, or with torchdata's loader and sampler.
 - Accelerate: `save_state`, `load_state` and `skip_first_batches`; with the default sampler, or with
   `use_seedable_sampler` and `set_epoch` before each epoch; or with `use_stateful_dataloader`.
 - timm: `create_loader`, recovery checkpoints of `CheckpointSaver`, and `resume_checkpoint`, as in its `train.py`.
@@ -129,14 +129,14 @@ def run_pytorch(job: Job) -> None:
     else:
         sampler = DistributedSampler(Numbers())
         loader = DataLoader(Numbers(), job.rank_batch, sampler=sampler, num_workers=WORKERS)
-    epoch = step = 0
+    start = step = 0
     if job.resumes:
         state = torch.load(job.checkpoint)
         model.load_state_dict(state["model"])
-        epoch, step = state["epoch"], state["step"]
+        start, step = state["epoch"], state["step"]
         if "loader" in state:
             loader.load_state_dict(state["loader"])
-    for epoch in range(epoch, EPOCHS):
+    for epoch in range(start, EPOCHS):
         if sampler:
             sampler.set_epoch(epoch)
         for numbers, samples in loader:
@@ -158,7 +158,9 @@ def run_lightning(job: Job) -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    L.seed_everything(0, verbose=False)
 
     class Module(L.LightningModule):
         def __init__(self) -> None:
@@ -176,11 +178,12 @@ def run_lightning(job: Job) -> None:
         loader = exact_loader(num_workers=WORKERS)
     elif job.sampler == "stateful":
         from torchdata.stateful_dataloader import StatefulDataLoader
+        from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-        loader = StatefulDataLoader(Numbers(), job.rank_batch, shuffle=True, num_workers=WORKERS)
+        sampler = StatefulDistributedSampler(Numbers(), job.world_size, job.rank)  # Lightning keeps it
+        loader = StatefulDataLoader(Numbers(), job.rank_batch, sampler=sampler, num_workers=WORKERS)
     else:
         loader = DataLoader(Numbers(), job.rank_batch, shuffle=True, num_workers=WORKERS)
-    L.seed_everything(0, verbose=False)
     saving = L.pytorch.callbacks.ModelCheckpoint(
         job.checkpoint, "{step:04}", every_n_train_steps=SAVE_EVERY, save_top_k=-1
     )
@@ -211,12 +214,12 @@ def run_accelerate(job: Job) -> None:
         loader = DataLoader(Numbers(), job.rank_batch, shuffle=True, num_workers=WORKERS)
     model = torch.nn.Linear(1, 1)
     model, loader = accelerator.prepare(model, loader)
-    epoch = step = skipped = 0
+    start = step = skipped = 0
     if job.resumes:
         accelerator.load_state(str(job.checkpoint))
         step = json.loads((job.checkpoint / "step.json").read_text())
-        epoch, skipped = divmod(step, len(loader))
-    for epoch in range(epoch, EPOCHS):
+        start, skipped = divmod(step, len(loader))
+    for epoch in range(start, EPOCHS):
         batches = loader
         if job.sampler == "seedable":
             loader.set_epoch(epoch)
@@ -255,18 +258,18 @@ def run_timm(job: Job) -> None:
     saver = timm.utils.CheckpointSaver(
         model, optimizer, checkpoint_dir=str(job.folder), recovery_dir=str(job.folder), max_history=1
     )
-    epoch = step = 0
+    start = step = 0
     position = job.folder / "position.json"
     if job.resumes:
         newest = max(job.folder.glob("recovery-*"), key=os.path.getmtime)
-        epoch = timm.models.resume_checkpoint(model, str(newest), optimizer, log_info=False)
+        start = timm.models.resume_checkpoint(model, str(newest), optimizer, log_info=False)
         # timm counts no steps; the checkpoint that this resumes is from this step.
         step = KILL_AT - KILL_AT % SAVE_EVERY
         if job.is_exact:
             loader.load_state_dict(json.loads(position.read_text()))
-            epoch = loader.epoch
+            start = loader.epoch
     replica = torch.nn.parallel.DistributedDataParallel(model)
-    for epoch in range(epoch, EPOCHS):
+    for epoch in range(start, EPOCHS):
         if not job.is_exact:
             loader.sampler.set_epoch(epoch)
         for index, (numbers, samples) in enumerate(loader):
@@ -291,7 +294,7 @@ ROWS = (
     ("PyTorch", "default", "DistributedSampler"),
     ("PyTorch", "stateful", "StatefulDistributedSampler"),
     ("Lightning", "default", "DistributedSampler"),
-    ("Lightning", "stateful", "StatefulDataLoader"),
+    ("Lightning", "stateful", "StatefulDistributedSampler"),
     ("Accelerate", "default", "default"),
     ("Accelerate", "seedable", "use_seedable_sampler"),
     ("Accelerate", "stateful", "use_stateful_dataloader"),
@@ -396,7 +399,9 @@ def paceline_steps(folder: Path) -> list[Step]:
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run([*command, "--run-dir", str(folder)], check=True, stdout=subprocess.PIPE, env=environ)
     ranks = [(folder / f"steps.rank{rank}.jsonl").read_text().splitlines() for rank in range(2)]
-    return [Counter(sample for line in step for sample in json.loads(line)["samples"]) for step in zip(*ranks)]
+    return [
+        Counter(sample for line in step for sample in json.loads(line)["samples"]) for step in zip(*ranks, strict=True)
+    ]
 
 
 def main() -> int:
