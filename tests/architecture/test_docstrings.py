@@ -71,7 +71,9 @@ def found(path: str, trees: dict[str, ast.Module]) -> Public:
     """Return what `path` is the public name of, wherever it is defined."""
     module, _, name = path.rpartition(".")
     assert module in trees, f"{path}: there is no module {module}"
-    for node in trees[module].body:
+    body = trees[module].body
+    # A module that imports on demand names its imports below `if TYPE_CHECKING`.
+    for node in [*body, *(inner for each in body if isinstance(each, ast.If) for inner in each.body)]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return Public(path, node, trees[module])
         if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:

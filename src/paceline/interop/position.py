@@ -4,21 +4,22 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from typing import Any, Self
 
-from paceline.core.errors import CheckpointError, RecipeError
+from paceline.core.errors import CheckpointError
 
 
 class Position:
     """Count a loop's steps. Each iteration is the next epoch, or the rest of the epoch of a loaded state.
 
     `step` is the global step of the next batch, and `start` that of the first batch of the next iteration, both counted
-    from 0 through all epochs. `identity` has the settings on which the samples of a step depend.
+    from 0 through all epochs. `resumed_epoch` is the epoch of the last resume. `identity` has the settings on which the
+    samples of a step depend.
     """
 
     def __init__(self, steps_per_epoch: int, identity: Mapping[str, int | str]) -> None:
         self.steps_per_epoch = steps_per_epoch
         self.step = self.start = 0
         self._identity = dict(identity)
-        self._resumed_epoch = 0
+        self.resumed_epoch = 0
 
     def copy(self) -> Self:
         """Return an independent copy."""
@@ -36,12 +37,7 @@ class Position:
         yield from range(first, self.start)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. Raise `RecipeError` for one before the epoch of a loaded state."""
-        if epoch < self._resumed_epoch:  # a trainer that counts its epochs anew after a resume
-            raise RecipeError(
-                f"epoch: set_epoch({epoch}) would repeat epochs, as the state was saved in epoch {self._resumed_epoch} "
-                f"(count epochs from 0 through the whole training, or leave out set_epoch)"
-            )
+        """Set the epoch of the next iteration."""
         # The same epoch keeps the position of a loaded state: trainers call this before the first epoch after a resume.
         if epoch != self.epoch:
             self.start = epoch * self.steps_per_epoch
@@ -50,7 +46,7 @@ class Position:
     def resume(self, step: int) -> None:
         """Start the next iteration at global step `step`."""
         self.step = self.start = step
-        self._resumed_epoch = self.epoch
+        self.resumed_epoch = self.epoch
 
     def state_dict(self) -> dict[str, int | str]:
         """Return `step` and the identity."""

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from operator import index
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch.utils.data import DataLoader
 from torch.utils.data import Sampler as TorchSampler
 
 from paceline.core.errors import RecipeError, WorldError
@@ -102,7 +101,10 @@ class ExactSampler(TorchSampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Samples per step, on one rank. On several ranks the samples are divided already, and this is an error."""
+        """Samples per step, on one rank.
+
+        Raise `WorldError` on several ranks: the batches are divided already, and who reads this would divide them again.
+        """
         _refuse_another_division(find_place(*self._place)[1])
         return self._batch_size
 
@@ -116,10 +118,13 @@ class ExactSampler(TorchSampler[list[int]]):
 
         Not needed. Raise `RecipeError` for an epoch before that of a resume.
         """
-        self._position.set_epoch(_whole_number("epoch", epoch, 0))
+        _set_epoch(self._position, epoch)
 
     def resume(self, step: int) -> None:
-        """Start the next iteration at global step `step`, the number of steps trained so far in all epochs."""
+        """Start the next iteration at global step `step`, the number of steps trained so far in all epochs.
+
+        Raise `RecipeError` for a step below 0.
+        """
         self._position.resume(_whole_number("step", step, 0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,6 +180,13 @@ class _IndexSampler(TorchSampler[int]):
         return len(self._batches) * (order.batch_size // order.world_size)
 
 
+class _BatchSampled(Protocol):
+    @property
+    def batch_sampler(self) -> Any: ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
 class ExactLoader:
     """Iterate `loader`, whose `batch_sampler` is an `ExactSampler`, and count the batches that the loop has taken.
 
@@ -187,7 +199,7 @@ class ExactLoader:
     `RecipeError` for another batch sampler.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: _BatchSampled) -> None:
         sampler = loader.batch_sampler
         if not isinstance(sampler, ExactSampler):
             raise RecipeError(
@@ -221,11 +233,14 @@ class ExactLoader:
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration as `ExactSampler.set_epoch` does. Not needed."""
-        self._position.set_epoch(_whole_number("epoch", epoch, 0))
+        """Set the epoch of the next iteration, from 0. Not needed.
+
+        Raise `RecipeError` for an epoch before that of a resume.
+        """
+        _set_epoch(self._position, epoch)
 
     def resume(self, step: int) -> None:
-        """Start the next iteration at global step `step`."""
+        """Start the next iteration at global step `step`. Raise `RecipeError` for one below 0."""
         self._position.resume(_whole_number("step", step, 0))
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,7 +284,10 @@ class ExactEvalSampler(TorchSampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Most samples per batch, on one rank. On several ranks the samples are divided already: an error."""
+        """Largest number of samples per batch, on one rank.
+
+        Raise `WorldError` on several ranks, as `ExactSampler.batch_size` does.
+        """
         _refuse_another_division(find_place(*self._place)[1])
         return self._batch_size
 
@@ -329,6 +347,16 @@ def even_batch(num_images: int, batch_size: int, world_size: int) -> int:
             if -(-fewest // size) == -(-(fewest + 1) // size):
                 return size
     return batch_size
+
+
+def _set_epoch(position: Position, epoch: int) -> None:
+    number = _whole_number("epoch", epoch, 0)
+    if number < position.resumed_epoch:  # a trainer that counts its epochs anew after a resume
+        raise RecipeError(
+            f"epoch: set_epoch({number}) would repeat epochs after a resume in epoch {position.resumed_epoch} (count "
+            f"epochs from 0 through the whole training, or leave out set_epoch)"
+        )
+    position.set_epoch(number)
 
 
 def _refuse_another_division(world_size: int) -> None:
