@@ -19,7 +19,7 @@ SHAPE = re.compile(r"\[[\w., ]+\]")
 DTYPE = re.compile(r"\b(u?int(8|16|32|64)|b?float(16|32|64)|bool|whole numbers|float images)\b")
 UNIT_IN_NAME = re.compile(r"(_(s|ms|us|bytes|px|per_s|w|j|share)|^(bytes|share|n|images_per_s)|^num_\w+)(_\w+)?$")
 UNIT_IN_WORDS = re.compile(
-    r"\b(seconds?|ms|µs|bytes|pixels?|px|images/s|images|batches|steps?|epochs?|shares?|"
+    r"\b(seconds?|ms|µs|bytes|pixels?|px|images/s|images|samples|batches|steps?|epochs?|shares?|"
     r"GB/s|Hz|watts|joules|0 to 1|percentiles?)\b|\[0, 1[\])]|%",
     re.IGNORECASE,
 )

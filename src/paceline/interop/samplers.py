@@ -103,7 +103,7 @@ class ExactSampler(TorchSampler[list[int]]):
     def batch_size(self) -> int:
         """Samples per step, on one rank.
 
-        Raise `WorldError` on several ranks: the batches are divided already, and who reads this would divide them again.
+        Raise `WorldError` on several ranks: whoever reads this would divide batches again that are divided already.
         """
         _refuse_another_division(find_place(*self._place)[1])
         return self._batch_size
@@ -284,7 +284,7 @@ class ExactEvalSampler(TorchSampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Largest number of samples per batch, on one rank.
+        """Samples per batch at most, on one rank.
 
         Raise `WorldError` on several ranks, as `ExactSampler.batch_size` does.
         """
