@@ -19,7 +19,7 @@ SHAPE = re.compile(r"\[[\w., ]+\]")
 DTYPE = re.compile(r"\b(u?int(8|16|32|64)|b?float(16|32|64)|bool|whole numbers|float images)\b")
 UNIT_IN_NAME = re.compile(r"(_(s|ms|us|bytes|px|per_s|w|j|share)|^(bytes|share|n|images_per_s)|^num_\w+)(_\w+)?$")
 UNIT_IN_WORDS = re.compile(
-    r"\b(seconds?|ms|µs|bytes|pixels?|px|images/s|images|batches|steps?|epochs?|shares?|"
+    r"\b(seconds?|ms|µs|bytes|pixels?|px|images/s|images|samples|batches|steps?|epochs?|shares?|"
     r"GB/s|Hz|watts|joules|0 to 1|percentiles?)\b|\[0, 1[\])]|%",
     re.IGNORECASE,
 )
@@ -71,7 +71,9 @@ def found(path: str, trees: dict[str, ast.Module]) -> Public:
     """Return what `path` is the public name of, wherever it is defined."""
     module, _, name = path.rpartition(".")
     assert module in trees, f"{path}: there is no module {module}"
-    for node in trees[module].body:
+    body = trees[module].body
+    # A module that imports on demand names its imports below `if TYPE_CHECKING`.
+    for node in [*body, *(inner for each in body if isinstance(each, ast.If) for inner in each.body)]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
             return Public(path, node, trees[module])
         if isinstance(node, ast.ImportFrom) and name in {alias.asname or alias.name for alias in node.names}:

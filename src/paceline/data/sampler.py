@@ -8,6 +8,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, Self
 
@@ -347,6 +348,13 @@ def rank_images(values: NDArray[np.float64], *, is_descending: bool) -> Indices:
     """Return all images by their `values` [N], int64 [N], with equal ones in a random but fixed order."""
     order = permutation(0, 0, len(values), Stream.SUBSET)
     return order[np.argsort(-values[order] if is_descending else values[order], kind="stable")]
+
+
+def inverse_powers(counts: NDArray[np.integer], power: float) -> NDArray[np.float64]:
+    """Return `counts` to the power -`power`, float64 of the same shape, with 1 in place of counts below 1."""
+    # In decimals, which are rounded in the same way on every processor, unlike `**` of floats.
+    exponent = Decimal(str(-power))
+    return np.array([float(Decimal(max(1, images)) ** exponent) for images in counts.tolist()])
 
 
 def digest_array(values: NDArray[Any]) -> str:

@@ -24,9 +24,9 @@ from paceline.interop.data_loaders import (
     SharedResources,
     SplitPipeline,
     TrainLoader,
-    even_batch,
 )
 from paceline.interop.distributed import find_device, find_rank, unchosen_gpu
+from paceline.interop.samplers import even_batch
 from paceline.models.weights_recipe import with_weights_defaults
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Patch, load_any

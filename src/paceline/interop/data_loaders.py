@@ -9,12 +9,12 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from paceline.core.errors import CheckpointError
 from paceline.core.results import LoaderResult
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.batch import Batch
 from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
+from paceline.interop.position import Position
 from paceline.recipe.plan import Plan
 from paceline.training.coordinator import SplitBadImages
 
@@ -151,9 +151,8 @@ class TrainLoader(_SplitLoader):
     def __init__(self, *, pipeline: SplitPipeline, plan: Plan, seed: int, shared: SharedResources) -> None:
         super().__init__(pipeline, shared)
         self._plan = plan
-        self._seed = seed
-        self._step = 0  # the global step of the next batch
-        self._start = 0  # the global step of the first batch of the next iteration
+        identity = {"seed": seed, "batch_size": plan.batch_size, "num_images": plan.train_images}
+        self._position = Position(plan.steps_per_epoch, identity)
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
@@ -161,11 +160,9 @@ class TrainLoader(_SplitLoader):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of the next epoch, or the rest of the epoch of a loaded state."""
-        first = self._start
-        self._start = (first // len(self) + 1) * len(self)
-        for step in range(first, self._start):
+        for step in self._position.iterate():
             batch = self._pipeline.prefetcher.get(step)
-            self._step = step + 1
+            self._position.step = step + 1
             self._pipeline.warn_bad_images(batch)
             yield self._pipeline.to_device(batch)
 
@@ -177,7 +174,7 @@ class TrainLoader(_SplitLoader):
     @property
     def epoch(self) -> int:
         """Epoch of the next iteration, from 0."""
-        return self._start // len(self)
+        return self._position.epoch
 
     @property
     def sampler(self) -> Self:
@@ -199,10 +196,7 @@ class TrainLoader(_SplitLoader):
 
         The rest of an epoch that was stopped early is discarded.
         """
-        # The same epoch keeps the position of a loaded state: trainers call this before the first epoch after a resume.
-        if epoch != self.epoch:
-            self._start = epoch * len(self)
-        self._step = self._start
+        self._position.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch yielded; the same on every rank.
@@ -210,33 +204,18 @@ class TrainLoader(_SplitLoader):
         A state within an epoch resumes with the rest of it; to end the epoch there, first call
         `set_epoch(loader.epoch)`.
         """
-        return {"step": self._step, **self._order}
+        return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume after the last batch of `state`, with any number of ranks.
 
         Raise `CheckpointError` for a state of another seed, batch size or number of images, and for an invalid one.
         """
-        for name, value in self._order.items():
-            if state.get(name) != value:
-                raise CheckpointError(
-                    f"loader: the state has {name} {state.get(name)}, but this loader {value} (use the recipe "
-                    f"that it was saved with)"
-                )
-        step = state.get("step")
-        if not isinstance(step, int) or step < 0:
-            raise CheckpointError(
-                f"loader: the state has step {step!r} (load the return value of a loader's state_dict)"
-            )
-        self._start = self._step = step
+        self._position.load_state_dict(state)
 
     def stats(self) -> LoaderResult | None:
         """Return loader timings so far, waiting time included; None with `measure.clock` off."""
         return self._pipeline.loader.stats()
-
-    @property
-    def _order(self) -> dict[str, int]:
-        return {"seed": self._seed, "batch_size": self._plan.batch_size, "num_images": self._plan.train_images}
 
 
 class EvalLoader(_SplitLoader):
@@ -275,16 +254,3 @@ class EvalLoader(_SplitLoader):
     def batch_size(self) -> int:
         """Maximum number of images per batch, on this rank."""
         return self._batch_size
-
-
-def even_batch(num_images: int, batch_size: int, world_size: int) -> int:
-    """Return the largest batch size up to `batch_size` that gives all ranks the same number of batches.
-
-    If none does, as with one image on some ranks and none on others, return `batch_size`.
-    """
-    fewest, rest = divmod(num_images, world_size)
-    if rest:
-        for size in range(batch_size, 0, -1):
-            if -(-fewest // size) == -(-(fewest + 1) // size):
-                return size
-    return batch_size

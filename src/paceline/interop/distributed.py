@@ -61,13 +61,19 @@ def find_rank(rank: int | None, world_size: int | None, gpu: str = "") -> Extern
         return ExternalRank(_explicit_world(rank, world_size))
     if dist.is_initialized():
         return _distributed_rank(gpu) if dist.get_world_size() > 1 else ExternalRank(World.single())
-    started = current_world().world_size
-    if started > 1:  # each would silently get all images
-        raise WorldError(
-            f"torch.distributed: is not initialized, but {started} ranks were started (initialize it first, or give "
-            f"rank and world_size: rank=0, world_size=1 for all images on each)"
-        )
+    _require_single_process()
     return ExternalRank(World.single())
+
+
+def find_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return rank and world size as `find_rank` finds them, without exchanging anything between ranks."""
+    if rank is not None or world_size is not None:
+        world = _explicit_world(rank, world_size)
+        return world.rank, world.world_size
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    _require_single_process()
+    return 0, 1
 
 
 def unchosen_gpu(device: str | torch.device, chosen: torch.device) -> str:
@@ -96,6 +102,15 @@ def find_device(device: str | torch.device) -> torch.device:
     if chosen.type == "cuda" and chosen.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return chosen
+
+
+def _require_single_process() -> None:
+    started = current_world().world_size
+    if started > 1:  # each would silently get all images
+        raise WorldError(
+            f"torch.distributed: is not initialized, but {started} ranks were started (initialize it first, or give "
+            f"rank and world_size: rank=0, world_size=1 for all images on each)"
+        )
 
 
 def _explicit_world(rank: int | None, world_size: int | None) -> World:

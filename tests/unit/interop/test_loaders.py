@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.errors import CheckpointError, DataError, RecipeError, WorldError
 from paceline.interop import loaders
-from paceline.interop.data_loaders import even_batch
+from paceline.interop.samplers import even_batch
 from paceline.recipe.load import load
 
 DIGITS = ("digits", "data.batch_size=256")  # 5 steps of the 1,438 images, 359 in evaluation

@@ -1,7 +1,6 @@
 """Build the sampler of a recipe from the labels or columns of the training images."""
 
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from paceline.data.sampler import (
     SubsetSampler,
     WeightedSampler,
     choose_subset,
+    inverse_powers,
     rank_images,
 )
 from paceline.data.sources.columns import read_numbers
@@ -81,19 +81,13 @@ def balanced_weights(info: DatasetInfo, labels: NDArray[np.integer], power: floa
     """
     table = info.targets
     if table is None:
-        of_classes = _inverse_powers(np.bincount(labels, minlength=info.num_classes), power)
+        of_classes = inverse_powers(np.bincount(labels, minlength=info.num_classes), power)
         return np.take(of_classes, labels)
     has_class = table.rows >= LABEL_SHARE
     counts = np.bincount(labels, minlength=len(has_class)) @ has_class
-    of_classes = _inverse_powers(counts, power)
+    of_classes = inverse_powers(counts, power)
     of_rows = np.where(has_class, of_classes, of_classes.min()).max(axis=1)
     return np.take(of_rows, labels)
-
-
-def _inverse_powers(counts: NDArray[np.integer], power: float) -> NDArray[np.float64]:
-    # In decimals, which are rounded in the same way on every processor, unlike `**` of floats.
-    exponent = Decimal(str(-power))
-    return np.array([float(Decimal(max(1, images)) ** exponent) for images in counts.tolist()])
 
 
 def _build_weighted_sampler(section: Weighted, data: Data, source: Source) -> Sampler:
