@@ -29,6 +29,7 @@ class Stream(IntEnum):
     SAMPLE = 3
     SEARCH = 4
     ADAPTERS = 5
+    STRATUM = 6
 
 
 def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[Uint64, Uint64, Uint64, Uint64]:

@@ -5,15 +5,15 @@ An epoch's order is a pure function of seed, epoch and number of images, so ever
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.random import permutation
+from paceline.core.random import Stream, permutation, uniform
 from paceline.recipe.plugins import SAMPLER, PluginRef
 from paceline.recipe.schema.data import Data
-from paceline.recipe.schema.sampler import OwnSampler, Repeated
+from paceline.recipe.schema.sampler import Hard, OwnSampler, Repeated
 
 Indices = NDArray[np.int64]
 
@@ -87,6 +87,60 @@ class RepeatedSampler:
         return EpochOrder(indices, indices + position % self.repeats * num_images)
 
 
+@final
+class ImageWeights:
+    """How often each training image is drawn relative to the others, as measured after `step` steps of a run.
+
+    `values` int64 [M] are above 0, and empty before the first measurement.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.values: Indices = np.empty(0, dtype=np.int64)
+        self._ends = np.empty(0)
+
+    def update(self, values: Indices, step: int) -> None:
+        """Replace the weights. No iterator of a loader that draws by them may be open."""
+        self.values, self.step = values, step
+        self._ends = np.cumsum(values).astype(np.float64)
+
+    @property
+    def effective_images(self) -> float:
+        """Kish's effective sample size: the number of images that the same draws with equal weights would come from."""
+        weights = self.values.astype(np.float64)
+        return float(weights.sum() ** 2 / np.square(weights).sum())
+
+    def draw(self, strata: Indices, places: NDArray[np.float64]) -> EpochOrder:
+        """Draw one sample from each of `strata` int64 [N], at `places` float64 [N] in [0, 1) within them.
+
+        The images lie side by side, as long as their weights, and this line is cut into M strata of equal length
+        (stratified resampling, Kitagawa 1996, doi 10.2307/1390750): an image of twice the mean weight is drawn once to
+        three times, and with equal weights stratum i is image i.
+        """
+        length, last = self._ends[-1] / len(self._ends), len(self._ends) - 1
+        indices = np.minimum(np.searchsorted(self._ends, (strata + places) * length, side="right"), last)
+        first = ((self._ends[indices] - self.values[indices]) / length).astype(np.int64)
+        return EpochOrder(indices, indices + np.maximum(0, strata - first) * len(self._ends))
+
+
+@dataclass(frozen=True)
+class HardSampler:
+    """Draw images by `weights`, from the first measurement on; before it, visit every image once."""
+
+    weights: ImageWeights
+
+    def num_samples(self, num_images: int) -> int:
+        """Return `num_images`."""
+        return num_images
+
+    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
+        """Return the samples in the random order of their strata."""
+        strata = permutation(seed, epoch, num_images)
+        if not len(self.weights.values):
+            return EpochOrder(strata, strata)
+        return self.weights.draw(strata, uniform(seed, Stream.STRATUM, epoch, strata, 1)[:, 0])
+
+
 @dataclass(frozen=True)
 class PluginSampler:
     """Call the plugin `inner`. Raise `RecipeError` if it raises, or returns anything but indices of images."""
@@ -131,9 +185,14 @@ class PluginSampler:
         return valid
 
 
-def build_sampler(data: Data) -> Sampler:
-    """Build the sampler of `data`, whose batch is resolved. Raise `RecipeError` for an invalid plugin."""
+def build_sampler(data: Data, weights: ImageWeights | None = None) -> Sampler:
+    """Build the sampler of `data`, whose batch is resolved. Raise `RecipeError` for an invalid plugin.
+
+    `weights` are those of the sampler `hard`, which the run updates.
+    """
     match data.sampler:
+        case Hard():
+            return HardSampler(weights or ImageWeights())
         case Repeated(repeats=repeats):
             return RepeatedSampler(repeats, data.global_batch_size)
         case OwnSampler(name=name, args=args):

@@ -26,7 +26,7 @@ from paceline.data.loaders.build import (
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.loaders.process import BATCHES_PER_WORKER
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.sampler import build_sampler
+from paceline.data.sampler import ImageWeights, build_sampler
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
@@ -43,7 +43,7 @@ from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
 from paceline.recipe.targets import is_multi_label
-from paceline.training.coordinator import BadImageRegistry
+from paceline.training.coordinator import BadImageRegistry, SplitBadImages
 from paceline.training.datasets import ReadData, share_statistics
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import (
@@ -182,8 +182,11 @@ class RunContext:
         target = device or self.device
         return DeviceTransfer(target, dtype, *self.mean_and_std, self.memory_format, pixels=pixels, timed=timed)
 
-    def create_train_loader(self, transfer: DeviceTransfer) -> Loader:
-        """Return the training loader of this rank; `transfer` copies batches that `data.replay` keeps on the device."""
+    def create_train_loader(self, transfer: DeviceTransfer, weights: ImageWeights) -> Loader:
+        """Return the training loader of this rank; `transfer` copies batches that `data.replay` keeps on the device.
+
+        `weights` are those of the sampler `hard`.
+        """
         plan, world, data = self.plan, self.world, self.recipe.data
         order = TrainOrder(
             self.recipe.seed,
@@ -191,7 +194,7 @@ class RunContext:
             plan.batch_size,
             world.rank,
             world.world_size,
-            sampler=build_sampler(data),
+            sampler=build_sampler(data, weights),
         )
         options = replace(self._loader_options, clock=now_s if self.recipe.measure.clock == "on" else None)
         loader = self._close_at_end(
@@ -201,10 +204,12 @@ class RunContext:
             return loader
         return ReplayLoader(loader, NUM_REPLAYED_BATCHES, transfer.to_device if data.replay == "device" else None)
 
-    def create_eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
+    def create_eval_loader(
+        self, source: Source, num_images: int, *, has_same_batches: bool = False
+    ) -> tuple[Loader, int]:
         """Return this rank's loader and number of batches to evaluate `num_images` images of `source`."""
         plan, world = self.plan, self.world
-        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, split_size=len(source))
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, len(source), has_same_batches)
         loader = build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
         return self._close_at_end(loader), shard.num_batches
 
@@ -268,6 +273,25 @@ class RunContext:
         if self.recipe.train.eval_train == "off":
             return ModelEvaluator(val, average)
         return ModelEvaluator(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
+
+    def create_loss_evaluator(
+        self, precision: Precision, strategy: Strategy, bad_images: SplitBadImages, should_stop: Callable[[], bool]
+    ) -> SplitEvaluator:
+        """Return the evaluator of all training images, in the same batches for any number of ranks."""
+        source, num_images = self.datasets.train, self.plan.train_images
+        loader, num_batches = self.create_eval_loader(source, num_images, has_same_batches=True)
+        return SplitEvaluator(
+            loader=loader,
+            num_batches=num_batches,
+            num_images=num_images,
+            class_names=source.info.class_names,
+            transfer=self.create_transfer(precision.dtype),
+            precision=precision,
+            strategy=strategy,
+            device=self.device,
+            should_stop=should_stop,
+            bad_images=bad_images,
+        )
 
     def check_batch_norm(
         self, precision: Precision, strategy: Strategy, average: WeightAverage | None, model: nn.Module
