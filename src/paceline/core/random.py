@@ -4,6 +4,7 @@ Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as eas
 numpy. Without state to save, a draw is the same in any process, in any order, and after a resume.
 """
 
+import math
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -16,6 +17,10 @@ _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 _BLOCK_SIZE = 1 << 13
 """Counters per chunk: they stay in the CPU cache, which halves the time (measured on 10 M)."""
+_FEISTEL_ROUNDS = 6
+"""Four make a random permutation (Luby and Rackoff 1988, doi:10.1137/0217022), and two more are a margin."""
+_LOG_TERMS = 11
+"""Terms of the series of the logarithm, for arguments from sqrt(1/2) to sqrt(2); the next is below 1e-17."""
 
 Uint64 = TypeVar("Uint64", int, NDArray[np.uint64])
 
@@ -29,7 +34,9 @@ class Stream(IntEnum):
     SAMPLE = 3
     SEARCH = 4
     ADAPTERS = 5
-    STRATUM = 6
+    SAMPLER = 6
+    PERMUTATION = 7
+    SUBSET = 8
 
 
 def philox(counter: tuple[Uint64, Uint64, Uint64, Uint64], seed: int) -> tuple[Uint64, Uint64, Uint64, Uint64]:
@@ -67,16 +74,77 @@ def uniform(seed: int, stream: Stream, epoch: int, indices: NDArray[np.integer],
     return draws
 
 
-def permutation(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+def uniform_pairs(seed: int, stream: Stream, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Return float64 [N, 2] in [0, 1), multiples of 2**-53: two draws of each sample index in an epoch."""
+    draws = np.empty((len(indices), 2))
+    for start in range(0, len(indices), _BLOCK_SIZE):
+        index = np.asarray(indices[start : start + _BLOCK_SIZE]).astype(np.uint64)
+        words = _philox_arrays(np.zeros_like(index), epoch, index, stream, seed)
+        for number in range(2):
+            draws[start : start + _BLOCK_SIZE, number] = _join(*words[2 * number : 2 * number + 2]) >> np.uint64(11)
+    draws *= 2.0**-53
+    return draws
+
+
+def exponential(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return -log(1 - u), float64 [N], for `uniforms` float64 [N] in [0, 1): draws of the exponential distribution."""
+    # `np.log` rounds differently from one processor to the next, and ranks must agree. These operations do not.
+    mantissa, exponent = np.frexp(1 - uniforms)
+    is_low = mantissa < math.sqrt(0.5)
+    mantissa, exponent = np.where(is_low, 2 * mantissa, mantissa), exponent - is_low
+    # log(m) = 2 artanh(z) with z = (m - 1) / (m + 1).
+    z = (mantissa - 1) / (mantissa + 1)
+    series = np.zeros_like(z)
+    for power in reversed(range(1, 2 * _LOG_TERMS, 2)):
+        series = series * (z * z) + 1 / power
+    negative: NDArray[np.float64] = exponent * -math.log(2) - 2 * z * series
+    return negative
+
+
+def permutation(seed: int, epoch: int, n: int, stream: Stream = Stream.ORDER) -> NDArray[np.int64]:
     """Return the order, int64 [n], in which epoch `epoch` visits n samples."""
     # Sorting by random 64-bit keys, unlike a library's shuffle, gives the same order in every version of numpy. The
     # sort is stable, so equal keys are defined too.
     keys = np.empty(n, dtype=np.uint64)
     for start in range(0, n, _BLOCK_SIZE):
         index = np.arange(start, min(start + _BLOCK_SIZE, n), dtype=np.uint64)
-        high, low, _, _ = _philox_arrays(np.zeros_like(index), epoch, index, Stream.ORDER, seed)
-        np.bitwise_or(high << np.uint64(32), low, out=keys[start : start + _BLOCK_SIZE])
+        high, low, _, _ = _philox_arrays(np.zeros_like(index), epoch, index, stream, seed)
+        keys[start : start + _BLOCK_SIZE] = _join(high, low)
     return stable_argsort(keys)
+
+
+def permute(seed: int, epoch: int, positions: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    """Return the samples, int64 [N], at `positions` int64 [N] of a random order of n samples, without that order.
+
+    A generalized Feistel network on pairs of numbers with cycle walking (Black and Rogaway 2002, "Ciphers with
+    arbitrary finite domains", doi:10.1007/3-540-45760-7_9).
+    """
+    # The samples are pairs (left < height, right < width); a few pairs beyond n are permuted again until they are not.
+    height = math.isqrt(n - 1) + 1
+    width = -(-n // height)
+    samples = positions.astype(np.uint64)
+    outside = np.arange(len(samples))
+    while len(outside):
+        left, right = np.divmod(samples[outside], np.uint64(width))
+        for number in range(0, _FEISTEL_ROUNDS, 2):
+            left = (left + _feistel_words(seed, epoch, number, right, height)) % np.uint64(height)
+            right = (right + _feistel_words(seed, epoch, number + 1, left, width)) % np.uint64(width)
+        samples[outside] = left * np.uint64(width) + right
+        outside = outside[samples[outside] >= n]
+    return samples.astype(np.int64)
+
+
+def _feistel_words(seed: int, epoch: int, number: int, half: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+    """Return uint64 [N] below `size`: the function of round `number` of `half`, uint64 [N]."""
+    high, low, _, _ = _philox_arrays(np.full_like(half, number), epoch, half.copy(), Stream.PERMUTATION, seed)
+    return _join(high, low) % np.uint64(size)
+
+
+def _join(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the 64-bit words of two 32-bit words each, in place of `high`."""
+    high <<= np.uint64(32)
+    high |= low
+    return high
 
 
 def stable_argsort(keys: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -18,8 +18,6 @@ from paceline.data.sampler import EpochOrder, Sampler, ShuffleSampler
 # Beyond the seeds of recipes, so that a subset is independent of any training order.
 _SUBSET_SEED = 2**63
 
-_SHUFFLE = ShuffleSampler()
-
 # From a global step to the height and width of its images in pixels, such as `Plan.train_size`.
 ImageSizeAtStep = Callable[[int], int]
 # From a batch's uniform mixing draws and its step to the draws that mixing on a device needs, see `PairMixer.prepare`.
@@ -38,8 +36,7 @@ class TrainOrder:
     batch_size: int
     rank: int = 0
     world_size: int = 1
-    sampler: Sampler = _SHUFFLE
-    _cache: dict[int, EpochOrder] = field(default_factory=dict, repr=False, compare=False)
+    sampler: Sampler = field(default_factory=ShuffleSampler)
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -62,18 +59,7 @@ class TrainOrder:
         epoch, position = divmod(step, self.steps_per_epoch)
         rank_batch = self.batch_size // self.world_size
         start = position * self.batch_size + self.rank * rank_batch
-        indices, draw_keys = self._order(epoch)
-        return EpochOrder(indices[start : start + rank_batch], draw_keys[start : start + rank_batch])
-
-    def _order(self, epoch: int) -> EpochOrder:
-        order = self._cache.get(epoch)
-        if order is None:
-            order = self.sampler.order(self.seed, epoch, self.num_images)
-            # Keep two epochs: at a boundary, threads work on both. An order of 10 M samples takes 80 MB.
-            for old in sorted(self._cache)[:-1]:
-                self._cache.pop(old, None)
-            self._cache[epoch] = order
-        return order
+        return self.sampler.select(self.seed, epoch, start, start + rank_batch, self.num_images)
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,26 @@
 """Samplers: which images an epoch visits, in which order, and the keys of their random draws. Torch-free.
 
-An epoch's order is a pure function of seed, epoch and number of images, so every rank computes all of it.
+The samples of any range of an epoch are a pure function of seed, epoch, positions, number of images, and the labels or
+values that the sampler holds, whose digest is saved with a run. So every rank selects its own part.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self, final
+from functools import cached_property
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.random import Stream, permutation, uniform
+from paceline.core.dataset import Source
+from paceline.core.random import permutation, permute
 from paceline.recipe.plugins import SAMPLER, PluginRef
 from paceline.recipe.schema.data import Data
-from paceline.recipe.schema.sampler import Hard, OwnSampler, Repeated
+from paceline.recipe.schema.sampler import OwnSampler, Repeated
+
+MAX_TABLE_IMAGES: Final = 2**24
+"""Most images whose shuffled order is a table, 8 bytes per image; beyond, each position is computed by itself."""
 
 Indices = NDArray[np.int64]
 
@@ -35,35 +42,95 @@ class EpochOrder(NamedTuple):
 
 
 class Sampler(Protocol):
-    """The order of each epoch."""
+    """The samples of each epoch."""
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that identify the labels or values that the samples depend on; "" without any."""
+        ...
 
     def num_samples(self, num_images: int) -> int:
         """Return the samples per epoch, M."""
         ...
 
-    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
-        """Return the order of `epoch`, counted from 0."""
+    def select(self, seed: int, epoch: int, first: int, stop: int, num_images: int) -> EpochOrder:
+        """Return the samples `first` to `stop` - 1 of `epoch`, all counted from 0, with `stop` at most M."""
         ...
+
+
+class WholeEpochSampler(ABC):
+    """A sampler that computes the order of a whole epoch at once."""
+
+    @property
+    def digest(self) -> str:
+        """No digest: the order depends on the number of images alone."""
+        return ""
+
+    @abstractmethod
+    def num_samples(self, num_images: int) -> int:
+        """Return the samples per epoch, M."""
+
+    @abstractmethod
+    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
+        """Return the M samples of `epoch`, counted from 0."""
+
+    def select(self, seed: int, epoch: int, first: int, stop: int, num_images: int) -> EpochOrder:
+        """Return a part of the order of `epoch`, which is computed once."""
+        key = (seed, epoch, num_images)
+        order = self._orders.get(key)
+        if order is None:
+            order = self.order(seed, epoch, num_images)
+            # Keep two epochs: at a boundary, threads work on both. An order of 10 M samples takes up to 160 MB.
+            for old in sorted(self._orders)[:-1]:
+                self._orders.pop(old, None)
+            self._orders[key] = order
+        return EpochOrder(order.indices[first:stop], order.draw_keys[first:stop])
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, int, int], EpochOrder]:
+        return {}
+
+
+@dataclass(frozen=True)
+class _ShuffleTable(WholeEpochSampler):
+    def num_samples(self, num_images: int) -> int:
+        return num_images
+
+    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
+        indices = permutation(seed, epoch, num_images)
+        return EpochOrder(indices, indices)
 
 
 @dataclass(frozen=True)
 class ShuffleSampler:
-    """Visit every image once, in a new random order in each epoch, or in the order of the source."""
+    """Visit every image once, in a new random order in each epoch, or in the order of the source.
+
+    Of more than 2**24 images, a range takes time and memory for its own samples alone.
+    """
 
     is_random: bool = True
+    _table: _ShuffleTable = field(default_factory=_ShuffleTable, repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """No digest: the order depends on the number of images alone."""
+        return ""
 
     def num_samples(self, num_images: int) -> int:
         """Return `num_images`."""
         return num_images
 
-    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
-        """Return a permutation."""
-        indices = permutation(seed, epoch, num_images) if self.is_random else np.arange(num_images, dtype=np.int64)
+    def select(self, seed: int, epoch: int, first: int, stop: int, num_images: int) -> EpochOrder:
+        """Return a range of the permutation."""
+        if self.is_random and num_images <= MAX_TABLE_IMAGES:
+            return self._table.select(seed, epoch, first, stop, num_images)
+        positions = np.arange(first, stop, dtype=np.int64)
+        indices = permute(seed, epoch, positions, num_images) if self.is_random else positions
         return EpochOrder(indices, indices)
 
 
 @dataclass(frozen=True)
-class RepeatedSampler:
+class RepeatedSampler(WholeEpochSampler):
     """Repeat each image of a random order `repeats` times (Hoffer et al. 2020, arXiv 1901.09335).
 
     A batch has the same samples as with timm's `RepeatAugSampler`, whose ranks take every world_size-th of them. Here
@@ -87,62 +154,8 @@ class RepeatedSampler:
         return EpochOrder(indices, indices + position % self.repeats * num_images)
 
 
-@final
-class ImageWeights:
-    """How often each training image is drawn relative to the others, as measured after `step` steps of a run.
-
-    `values` int64 [M] are above 0, and empty before the first measurement.
-    """
-
-    def __init__(self) -> None:
-        self.step = 0
-        self.values: Indices = np.empty(0, dtype=np.int64)
-        self._ends = np.empty(0)
-
-    def update(self, values: Indices, step: int) -> None:
-        """Replace the weights. No iterator of a loader that draws by them may be open."""
-        self.values, self.step = values, step
-        self._ends = np.cumsum(values).astype(np.float64)
-
-    @property
-    def effective_images(self) -> float:
-        """Kish's effective sample size: the number of images that the same draws with equal weights would come from."""
-        weights = self.values.astype(np.float64)
-        return float(weights.sum() ** 2 / np.square(weights).sum())
-
-    def draw(self, strata: Indices, places: NDArray[np.float64]) -> EpochOrder:
-        """Draw one sample from each of `strata` int64 [N], at `places` float64 [N] in [0, 1) within them.
-
-        The images lie side by side, as long as their weights, and this line is cut into M strata of equal length
-        (stratified resampling, Kitagawa 1996, doi 10.2307/1390750): an image of twice the mean weight is drawn once to
-        three times, and with equal weights stratum i is image i.
-        """
-        length, last = self._ends[-1] / len(self._ends), len(self._ends) - 1
-        indices = np.minimum(np.searchsorted(self._ends, (strata + places) * length, side="right"), last)
-        first = ((self._ends[indices] - self.values[indices]) / length).astype(np.int64)
-        return EpochOrder(indices, indices + np.maximum(0, strata - first) * len(self._ends))
-
-
 @dataclass(frozen=True)
-class HardSampler:
-    """Draw images by `weights`, from the first measurement on; before it, visit every image once."""
-
-    weights: ImageWeights
-
-    def num_samples(self, num_images: int) -> int:
-        """Return `num_images`."""
-        return num_images
-
-    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
-        """Return the samples in the random order of their strata."""
-        strata = permutation(seed, epoch, num_images)
-        if not len(self.weights.values):
-            return EpochOrder(strata, strata)
-        return self.weights.draw(strata, uniform(seed, Stream.STRATUM, epoch, strata, 1)[:, 0])
-
-
-@dataclass(frozen=True)
-class PluginSampler:
+class PluginSampler(WholeEpochSampler):
     """Call the plugin `inner`. Raise `RecipeError` if it raises, or returns anything but indices of images."""
 
     inner: Callable[[int, int, int], Any]
@@ -185,14 +198,13 @@ class PluginSampler:
         return valid
 
 
-def build_sampler(data: Data, weights: ImageWeights | None = None) -> Sampler:
-    """Build the sampler of `data`, whose batch is resolved. Raise `RecipeError` for an invalid plugin.
+def build_sampler(data: Data, source: Source | None = None) -> Sampler:
+    """Build the sampler of `data`, whose batch is resolved, for the training images of `source`.
 
-    `weights` are those of the sampler `hard`, which the run updates.
+    Without `source`, a sampler that needs labels or values may only count its samples. Raise `RecipeError` for an
+    invalid plugin.
     """
     match data.sampler:
-        case Hard():
-            return HardSampler(weights or ImageWeights())
         case Repeated(repeats=repeats):
             return RepeatedSampler(repeats, data.global_batch_size)
         case OwnSampler(name=name, args=args):

@@ -39,7 +39,7 @@ def prepare_page_cache(recipe: Recipe, *, is_cold: bool) -> None:
     elif data.stage != "off" or not is_from_files:
         return
     source = build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip").train
-    order = TrainOrder(recipe.seed, len(source), data.global_batch_size, sampler=build_sampler(data))
+    order = TrainOrder(recipe.seed, len(source), data.global_batch_size, sampler=build_sampler(data, source))
     steps = _count_steps(recipe.train, order.steps_per_epoch)
     # All ranks together read whole batches of the global order.
     indices = np.arange(len(source), dtype=np.int64)

@@ -2,8 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from paceline.core.results import BatchNormCheck
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.data.augment.build import DeviceTransforms, build_device_transforms, place_targets
+from paceline.data.hard_sampler import HardSampler, ImageWeights
 from paceline.data.loaders.build import (
     NUM_REPLAYED_BATCHES,
     Loader,
@@ -26,7 +27,7 @@ from paceline.data.loaders.build import (
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.loaders.process import BATCHES_PER_WORKER
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.sampler import ImageWeights, build_sampler
+from paceline.data.sampler import Sampler, build_sampler
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
@@ -42,6 +43,7 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.sampler import Hard
 from paceline.recipe.targets import is_multi_label
 from paceline.training.coordinator import BadImageRegistry, SplitBadImages
 from paceline.training.datasets import ReadData, share_statistics
@@ -66,7 +68,7 @@ _IMAGES_TO_FIT = 5000
 class RunContext:
     """Recipe, world, device, datasets and plan of a run.
 
-    `exit_stack` closes the loaders that it creates.
+    `exit_stack` closes the loaders that it creates. The run updates `image_weights`, by which the sampler `hard` draws.
     """
 
     recipe: Recipe
@@ -77,6 +79,7 @@ class RunContext:
     loader_choice: LoaderChoice
     exit_stack: contextlib.ExitStack
     memory_format: torch.memory_format = torch.channels_last
+    image_weights: ImageWeights = field(default_factory=ImageWeights)
 
     @classmethod
     def derive(
@@ -104,6 +107,13 @@ class RunContext:
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The sampler of the training images, built from their labels or columns at its first use."""
+        if isinstance(self.recipe.data.sampler, Hard):
+            return HardSampler(self.image_weights)
+        return build_sampler(self.recipe.data, self.datasets.train)
 
     @property
     def is_multi_label(self) -> bool:
@@ -182,11 +192,8 @@ class RunContext:
         target = device or self.device
         return DeviceTransfer(target, dtype, *self.mean_and_std, self.memory_format, pixels=pixels, timed=timed)
 
-    def create_train_loader(self, transfer: DeviceTransfer, weights: ImageWeights) -> Loader:
-        """Return the training loader of this rank; `transfer` copies batches that `data.replay` keeps on the device.
-
-        `weights` are those of the sampler `hard`.
-        """
+    def create_train_loader(self, transfer: DeviceTransfer) -> Loader:
+        """Return the training loader of this rank; `transfer` copies batches that `data.replay` keeps on the device."""
         plan, world, data = self.plan, self.world, self.recipe.data
         order = TrainOrder(
             self.recipe.seed,
@@ -194,7 +201,7 @@ class RunContext:
             plan.batch_size,
             world.rank,
             world.world_size,
-            sampler=build_sampler(data, weights),
+            sampler=self.sampler,
         )
         options = replace(self._loader_options, clock=now_s if self.recipe.measure.clock == "on" else None)
         loader = self._close_at_end(

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from paceline.data.sampler import ImageWeights
+from paceline.data.hard_sampler import ImageWeights
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.schema.sampler import Hard
 from paceline.training.evaluator import SplitEvaluator

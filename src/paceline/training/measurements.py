@@ -184,7 +184,7 @@ def build_run_meter(
     """Build the training loader and the meter of a run. Its clock starts now, so build it last."""
     measure, world, strategy = context.recipe.measure, context.world, training_state.strategy
     dtype = training_state.precision.dtype
-    loader = context.create_train_loader(context.create_transfer(dtype), training_state.image_weights)
+    loader = context.create_train_loader(context.create_transfer(dtype))
     transfer = context.create_transfer(dtype, timed=measure.clock == "on")
     spans: list[ProfilerMarks] = []
     if measure.nvtx != "off":

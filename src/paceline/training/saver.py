@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import Status
-from paceline.data.sampler import ImageWeights
+from paceline.data.hard_sampler import ImageWeights
 from paceline.parallel.strategy import Strategy
 from paceline.training.checkpoint import (
     CheckpointWriter,

@@ -1,6 +1,6 @@
 """Load local datasets through the `datasets` library: parquet, Arrow (`save_to_disk`) and `imagefolder`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import fsencode
@@ -163,6 +163,25 @@ def load_huggingface(section: HuggingFace) -> Datasets:
         _build_huggingface_source(train, image, labels, section, "train", section.train),
         _build_huggingface_source(val, image, labels, section, "val", val_name),
     )
+
+
+def read_text_column(section: HuggingFace, column: str, field: str) -> list[str]:
+    """Return the values of `column` of the training split as text, "" for a missing one.
+
+    Raise `DataError` naming the recipe's `field` if there is no such column.
+    """
+    root = expand_path(section.root).absolute()
+    train = _get_split(_load_splits(root), section.train, "data.source.train", root)
+    if column not in train.features:
+        hint = suggest_column(column, train.features)
+        raise DataError(f"{field}: {printable(root)} has no column '{printable(column)}'{hint}")
+    stored = train.select_columns([column]).with_format("arrow")[:].column(0)
+    return ["" if value is None else str(value) for value in stored.to_pylist()]
+
+
+def suggest_column(column: str, columns: Collection[str]) -> str:
+    """Return the fix for an unknown `column`: one with a similar name, or all `columns`."""
+    return suggest_similar(column, columns) or f" (it has {', '.join(map(printable, columns))[:300]})"
 
 
 @contextmanager

@@ -93,7 +93,7 @@ def _find_class_columns(section: Manifest) -> tuple[str, ...]:
     file = expand_path(section.train)
     if file.suffix.lower() != ".csv":  # `_read_rows` refuses it
         return ()
-    with _open_csv(file) as reader:
+    with open_csv(file) as reader:
         columns = tuple(name for name in next(reader, []) if name != "path")
     if not columns or not all(columns):
         raise DataError(f"{printable(file)}:1: its header is not path and one column per class; name each column")
@@ -187,7 +187,7 @@ def _check_first_paths(listing: _ImageList, *, skip_bad: bool) -> None:
 
 def _read_csv_rows(file: Path, section: Manifest, columns: tuple[str, ...]) -> Iterator[_ManifestRow]:
     line = ",".join(("path", *map(printable, columns[:3]), *(("...",) if len(columns) > 3 else ())))
-    with _open_csv(file) as reader:
+    with open_csv(file) as reader:
         header: list[str] = next(reader, [])
         missing = next((name for name in ("path", *columns) if name not in header), None)
         if missing is not None:
@@ -221,7 +221,7 @@ def _check_columns(file: Path, section: Manifest, header: list[str], columns: tu
 
 
 @contextmanager
-def _open_csv(file: Path) -> Iterator[Any]:
+def open_csv(file: Path) -> Iterator[Any]:
     """Open a CSV file as a `csv.reader`. Raise `DataError` if it cannot be read, or is not CSV in UTF-8."""
     reader: Any = None
     try:

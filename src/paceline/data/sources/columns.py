@@ -1,0 +1,112 @@
+"""Read one value per training image: a column of the dataset itself, or of a CSV file beside it. Torch-free."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.dataset import Source
+from paceline.core.errors import DataError
+from paceline.core.units import count
+from paceline.data.files import expand_path, printable
+from paceline.data.sources.huggingface import read_text_column, suggest_column
+from paceline.data.sources.image_files import ImageFileSource
+from paceline.data.sources.manifest import open_csv
+from paceline.recipe.schema.source import HuggingFace, Manifest, SourceSection
+
+_NAME_COLUMNS: Final = ("path", "image")
+# Lines of a CSV file: (place for messages, cells).
+_Lines = list[tuple[str, list[str]]]
+
+
+def read_column(
+    section: SourceSection, source: Source, column: str, file: str = "", field: str = "column"
+) -> list[str]:
+    """Return the N values of `column`, as text, of the training images `source` of `section`.
+
+    The column is that of the CSV `file`; without one, of the manifest's training list or of the Hugging Face dataset.
+    A file with a column `path` or `image` names each image, as the source lists it or in full, and lines of other
+    images are ignored. Without, it has one line per image, in order. Raise `DataError` naming the recipe's `field` if
+    there is no such column, or the file and line if an image has no value.
+    """
+    if file:
+        return _match_values(expand_path(file), column, source, field)
+    match section:
+        case Manifest(train=train):
+            return _match_values(expand_path(train), column, source, field)
+        case HuggingFace():
+            return read_text_column(section, column, field)
+    raise DataError(f"{field}: '{printable(column)}' is not in {section.name}, which has no columns (name a CSV file)")
+
+
+def read_numbers(
+    section: SourceSection, source: Source, column: str, file: str = "", field: str = "column"
+) -> NDArray[np.float64]:
+    """Return the finite numbers in `column`, float64 [N]. Raise `DataError` as `read_column`, and for another value."""
+    values = read_column(section, source, column, file, field)
+    numbers = np.fromiter(map(_parse_number, values), dtype=np.float64, count=len(values))
+    wrong = np.flatnonzero(~np.isfinite(numbers))
+    if len(wrong):
+        text, name = printable(values[wrong[0]])[:80], source.name_of(int(wrong[0]))
+        raise DataError(f"{field}: '{text}' of {name} in '{printable(column)}' is not a finite number (correct it)")
+    return numbers
+
+
+def _parse_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _match_values(file: Path, column: str, source: Source, field: str) -> list[str]:
+    """Return the values of the images of `source` in the CSV `file`."""
+    shown, images = printable(file), count(len(source), "training image")
+    if file.suffix.lower() in (".pkl", ".pickle"):
+        raise DataError(f"{field}: {shown} is a pickle, which has no column '{printable(column)}' (name a CSV file)")
+    with open_csv(file) as reader:
+        header: list[str] = next(reader, [])
+        lines = [(f"{shown}:{reader.line_num}", cells) for cells in filter(None, reader)]
+    if column not in header:
+        raise DataError(f"{field}: {shown} has no column '{printable(column)}'{suggest_column(column, header)}")
+    place = header.index(column)
+    short = next((at for at, cells in lines if len(cells) <= place), "")
+    if short:
+        raise DataError(f"{short}: has no value in column '{printable(column)}'; write one")
+    name_place = next((header.index(name) for name in _NAME_COLUMNS if name in header), None)
+    if name_place is None:
+        if len(lines) != len(source):
+            fix = "write one per image in order, or add a column path"
+            raise DataError(f"{shown}: has {count(len(lines), 'line')} for {images}; {fix}")
+        return [cells[place] for _, cells in lines]
+    by_name = _index_values(lines, name_place, place)
+    values = [
+        next((by_name[name] for name in _names_of(source, index) if name in by_name), None)
+        for index in range(len(source))
+    ]
+    if None in values:
+        first = source.name_of(values.index(None))
+        missing = f"{values.count(None):,} of {images}, the first {first}"
+        raise DataError(f"{shown}: has no line for {missing}; add one for each")
+    return [value for value in values if value is not None]
+
+
+def _index_values(lines: _Lines, name_place: int, place: int) -> dict[str, str]:
+    """Return the value of each named image."""
+    values: dict[str, str] = {}
+    for at, cells in lines:
+        name = cells[name_place] if name_place < len(cells) else ""
+        if values.setdefault(name, cells[place]) != cells[place]:
+            raise DataError(f"{at}: '{printable(name)}' is listed twice, with two values; leave one of them out")
+    return values
+
+
+def _names_of(source: Source, index: int) -> Iterator[str]:
+    """Yield the names that a file may give an image."""
+    if isinstance(source, ImageFileSource):
+        yield source.get_listed_path(index)
+        yield str(source.get_path(index))
+    yield source.name_of(index)
