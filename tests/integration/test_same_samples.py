@@ -19,9 +19,9 @@ from paceline.data.convert.lmdb_writer import write_lmdb
 from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
+from paceline.data.loaders.sampler import build_sampler
 from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.pack.reader import PackSource, open_pack
-from paceline.data.sampler import build_sampler
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.fingerprint import digest_datasets
 from paceline.data.timing import LoaderName
@@ -173,7 +173,7 @@ def options_of(loader: LoaderName) -> LoaderOptions:
 
 def train_batches(data: Data, source: Source, loader: LoaderName, first: int = 0) -> list[Batch]:
     """Return the batches of more than two epochs."""
-    sampler = build_sampler(data.model_copy(update={"batch_size": 8}))
+    sampler = build_sampler(data.model_copy(update={"batch_size": 8}), source, lambda duration: 0)
     order = TrainOrder(seed=3, num_images=len(source), batch_size=8, sampler=sampler)
     built = build_train_loader(data, source, order, lambda step: SIZE, options_of(loader))
     found = list(built.batches(first, 8))

@@ -78,7 +78,8 @@ def _inspection_rows(
     if rare:
         yield "rarest classes", rare
     if is_imbalanced(splits[0].class_counts.tolist()) and get_labels(datasets.train) is not None:
-        yield "uneven classes", "train.class_weights=balanced gives all classes the same weight in the loss"
+        advice = "train.class_weights=balanced gives all classes the same weight in the loss"
+        yield "uneven classes", f"{advice}, and data.sampler=balanced draws them equally often"
     if info.mean:
         yield "mean, std", f"{_join_floats(info.mean)}, {_join_floats(info.std)}"
     for split in splits:

@@ -11,7 +11,7 @@ from paceline.core.units import count, duration
 from paceline.core.world import World
 from paceline.data.files import printable
 from paceline.data.loaders.choose import choose_loader
-from paceline.data.sampler import build_sampler
+from paceline.data.loaders.sampler import build_sampler, count_samples
 from paceline.data.sources.build import build_datasets
 from paceline.data.staging.inventory import build_inventory
 from paceline.parallel.device import choose_device
@@ -60,8 +60,9 @@ def dry_run(
             recipe.data.source, skip_bad=recipe.data.on_bad_image == "skip"
         )  # raises for data that cannot be staged
     train = datasets.train.info
-    num_samples = build_sampler(recipe.data).num_samples(train.num_images)
+    num_samples = count_samples(recipe.data, train.num_images)
     plan = Plan.derive(recipe, ranks, train, datasets.val.info, num_samples)
+    build_sampler(recipe.data, datasets.train, plan.steps)  # raises for weights that cannot be read or used
     known = check_trained_model(recipe.model, recipe.train, plan, device)
     build_precision(recipe.train.precision, device)  # raises for a precision that the device does not support
     tried = try_components(recipe, plan, datasets.train)

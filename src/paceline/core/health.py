@@ -284,7 +284,7 @@ def _diagnose_missed_classes(history: RunHistory, *, is_predicted: bool) -> Diag
     return Diagnosis(
         f"{_class_list(missed)} {what}. Top-1 of all is {accuracy(top1)}.",
         "Check their labels, and how many training images they have (paceline data inspect); "
-        "train.class_weights=balanced makes rare classes count.",
+        "train.class_weights=balanced or data.sampler=balanced makes rare classes count.",
         {"classes": len(missed), "of": len(nonempty)},
     )
 

@@ -4,6 +4,7 @@ The samples of any range of an epoch are a pure function of seed, epoch, positio
 values that the sampler holds, whose digest is saved with a run. So every rank selects its own part.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,11 +14,8 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import Source
-from paceline.core.random import permutation, permute
-from paceline.recipe.plugins import SAMPLER, PluginRef
-from paceline.recipe.schema.data import Data
-from paceline.recipe.schema.sampler import OwnSampler, Repeated
+from paceline.core.random import Stream, exponential, permutation, permute, uniform_pairs
+from paceline.recipe.plugins import PluginRef
 
 MAX_TABLE_IMAGES: Final = 2**24
 """Most images whose shuffled order is a table, 8 bytes per image; beyond, each position is computed by itself."""
@@ -198,16 +196,154 @@ class PluginSampler(WholeEpochSampler):
         return valid
 
 
-def build_sampler(data: Data, source: Source | None = None) -> Sampler:
-    """Build the sampler of `data`, whose batch is resolved, for the training images of `source`.
+@dataclass(frozen=True, eq=False)
+class WeightedSampler:
+    """Draw each sample independently, image i with probability `weights[i]` / sum, with replacement.
 
-    Without `source`, a sampler that needs labels or values may only count its samples. Raise `RecipeError` for an
-    invalid plugin.
+    `weights` are float64 [N], finite, at least 0, and not all 0. A draw inverts the cumulative distribution (Devroye
+    1986, "Non-Uniform Random Variate Generation", chapter III.2), in O(log N). An epoch has `samples` samples, by
+    default as many as images.
     """
-    match data.sampler:
-        case Repeated(repeats=repeats):
-            return RepeatedSampler(repeats, data.global_batch_size)
-        case OwnSampler(name=name, args=args):
-            plugin = PluginRef("data.sampler", name, args, SAMPLER)
-            return PluginSampler(plugin.make(), plugin)
-    return ShuffleSampler(is_random=data.order == "random")
+
+    weights: NDArray[np.float64]
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self._cumulative[-1] > 0  # computed here, so that forked workers share it
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the weights."""
+        return digest_array(self.weights)
+
+    def num_samples(self, num_images: int) -> int:
+        """Return `samples`, or `num_images`."""
+        return num_images if self.samples is None else self.samples
+
+    def select(self, seed: int, epoch: int, first: int, stop: int, num_images: int) -> EpochOrder:
+        """Draw a range of samples, whose random draws are keyed by their positions."""
+        assert num_images == len(self.weights), f"{num_images} images, {len(self.weights)} weights"
+        positions = np.arange(first, stop, dtype=np.int64)
+        total = self._cumulative[-1]
+        places = uniform_pairs(seed, Stream.SAMPLER, epoch, positions)[:, 0] * total
+        # Below the total, which rounding can reach: no image has the place of the total.
+        places = np.minimum(places, np.nextafter(total, 0))
+        return EpochOrder(np.searchsorted(self._cumulative, places, side="right"), positions)
+
+    @cached_property
+    def _cumulative(self) -> NDArray[np.float64]:
+        return np.cumsum(self.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class DistinctWeightedSampler(WholeEpochSampler):
+    """Draw `samples` different images per epoch by weight, one after the other from those that are left.
+
+    `weights` are float64 [N], as of `WeightedSampler`, with at least `samples` above 0. The images with the smallest
+    exponential variates divided by weights are drawn (Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003), and
+    then shuffled: otherwise the heaviest would always come first.
+    """
+
+    weights: NDArray[np.float64]
+    samples: int
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the weights."""
+        return digest_array(self.weights)
+
+    def num_samples(self, num_images: int) -> int:
+        """Return `samples`."""
+        return self.samples
+
+    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
+        """Return the images drawn, in a random order."""
+        images = np.flatnonzero(self.weights)
+        draws = uniform_pairs(seed, Stream.SAMPLER, epoch, images)
+        drawn = np.argsort(exponential(draws[:, 0]) / self.weights[images], kind="stable")[: self.samples]
+        indices = images[drawn[np.argsort(draws[drawn, 1], kind="stable")]]
+        return EpochOrder(indices, indices)
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetSampler:
+    """Visit the fixed `images`, int64 [M], once per epoch, in a new random order."""
+
+    images: Indices
+    shuffle: ShuffleSampler = field(default_factory=ShuffleSampler)
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the images."""
+        return digest_array(self.images)
+
+    def num_samples(self, num_images: int) -> int:
+        """Return M."""
+        return len(self.images)
+
+    def select(self, seed: int, epoch: int, first: int, stop: int, num_images: int) -> EpochOrder:
+        """Return a range of the permutation."""
+        indices = self.images[self.shuffle.select(seed, epoch, first, stop, len(self.images)).indices]
+        return EpochOrder(indices, indices)
+
+
+@dataclass(frozen=True, eq=False)
+class CurriculumSampler(WholeEpochSampler):
+    """Begin with the easiest images, and add harder ones epoch by epoch (Bengio et al. 2009, "Curriculum learning").
+
+    `images`, int64 [N], are all images, the easiest first. Their share in use rises linearly from `begin` in epoch 0 to
+    1 in epoch `full_epoch` (the linear pacing of Platanios et al. 2019, arXiv 1903.09848). An epoch has N samples:
+    images in use are repeated as often as that takes, each time in a new random order.
+    """
+
+    images: Indices
+    begin: float
+    full_epoch: float
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the order of the images."""
+        return digest_array(self.images)
+
+    def num_samples(self, num_images: int) -> int:
+        """Return `num_images`."""
+        return num_images
+
+    def num_used(self, epoch: int) -> int:
+        """Return the number of images in use in `epoch`."""
+        progress = 1.0 if epoch >= self.full_epoch else epoch / self.full_epoch
+        return max(1, round(len(self.images) * (self.begin + (1 - self.begin) * progress)))
+
+    def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
+        """Return the images in use, in as many rounds as fill the epoch."""
+        positions = permutation(seed, epoch, num_images)
+        rounds, places = np.divmod(positions, self.num_used(epoch))
+        in_rounds = np.argsort(rounds, kind="stable")
+        indices = self.images[places[in_rounds]]
+        return EpochOrder(indices, indices + rounds[in_rounds] * num_images)
+
+
+def choose_subset(seed: int, num_images: int, size: int, labels: NDArray[np.integer] | None = None) -> Indices:
+    """Return a random subset of `size` images, int64 [size], ascending, the same for every training seed.
+
+    With `labels` [N] it has the rounded share of each class, up or down.
+    """
+    order = permutation(seed, 0, num_images, Stream.SUBSET)
+    if labels is None:
+        return np.sort(order[:size])
+    # Every (N / size)-th image of those sorted by class, and at random within a class.
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    places = np.arange(size, dtype=np.int64) * num_images // size
+    return np.sort(by_class[places])
+
+
+def rank_images(values: NDArray[np.float64], *, is_descending: bool) -> Indices:
+    """Return all images by their `values` [N], int64 [N], with equal ones in a random but fixed order."""
+    order = permutation(0, 0, len(values), Stream.SUBSET)
+    return order[np.argsort(-values[order] if is_descending else values[order], kind="stable")]
+
+
+def digest_array(values: NDArray[Any]) -> str:
+    """Return 16 hex digits that identify the numbers of an array."""
+    little_endian = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
+    return hashlib.sha256(little_endian.data).hexdigest()[:16]

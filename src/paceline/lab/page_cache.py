@@ -14,7 +14,7 @@ from paceline.data.bad_images import ImageError
 from paceline.data.order import TrainOrder
 from paceline.data.pack.reader import PackSource
 from paceline.data.pack.shards import LocalShards
-from paceline.data.sampler import build_sampler
+from paceline.data.sampler import ShuffleSampler
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.lmdb import LmdbSource
@@ -39,11 +39,12 @@ def prepare_page_cache(recipe: Recipe, *, is_cold: bool) -> None:
     elif data.stage != "off" or not is_from_files:
         return
     source = build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip").train
-    order = TrainOrder(recipe.seed, len(source), data.global_batch_size, sampler=build_sampler(data, source))
+    sampler = ShuffleSampler(is_random=data.order == "random")
+    order = TrainOrder(recipe.seed, len(source), data.global_batch_size, sampler=sampler)
     steps = _count_steps(recipe.train, order.steps_per_epoch)
-    # All ranks together read whole batches of the global order.
+    # All ranks together read whole batches of the global order. Another sampler may read any image.
     indices = np.arange(len(source), dtype=np.int64)
-    if steps < order.steps_per_epoch:
+    if steps < order.steps_per_epoch and data.sampler.name == "shuffle":
         indices = np.sort(np.concatenate([order.indices(step) for step in range(steps)]))
     subset = select_samples(source, indices)
     if not is_cold:

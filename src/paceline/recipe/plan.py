@@ -16,7 +16,7 @@ from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
 from paceline.recipe.schema.optim import OneCycle, OptimSection, RangeTest, ScheduleSection, Step
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.recipe.schema.sampler import Hard, Repeated, SamplerSection
+from paceline.recipe.schema.sampler import Balanced, Hard, Repeated, SamplerSection, Weighted
 from paceline.recipe.schema.train import Ema, Parallel, Train
 from paceline.recipe.targets import check_targets
 
@@ -166,6 +166,7 @@ class Plan:
                 ),
                 *_note_never_unfrozen(unfreeze_step, total_steps),
                 *_note_never_weighed(data.sampler, steps_per_epoch, total_steps),
+                *_note_balanced_twice(data, recipe.train),
                 *_note_below_size(train_sizes, image_size, total_steps),
                 *_note_preprocessing(recipe, image_size, train),
             ),
@@ -419,6 +420,14 @@ def _note_never_weighed(sampler: SamplerSection, steps_per_epoch: int, total_ste
         return []
     first = count(sampler.warmup, "epoch")
     return [f"data.sampler.warmup: the run ends at step {total_steps:,}, within {first}, before images are weighed"]
+
+
+def _note_balanced_twice(data: Data, train: Train) -> list[str]:
+    """Return a warning if rare classes count more both in the samples and in the loss."""
+    if train.class_weights == "off" or not isinstance(data.sampler, Balanced | Weighted):
+        return []
+    name = data.sampler.name
+    return [f"train.class_weights: weighs classes that data.sampler={name} weighs already (set class_weights=off)"]
 
 
 def _note_below_size(train_sizes: tuple[tuple[int, int], ...], image_size: int, total_steps: int) -> list[str]:

@@ -100,6 +100,8 @@ def _explain_loss_order(run: RunData, evals: Series) -> list[str]:
         reasons.append("on augmented images")
     if settings.get("train.class_weights", "off") != "off":
         reasons.append("with weighted classes")
+    if settings.get("data.sampler.name", "shuffle") not in ("shuffle", "repeated"):
+        reasons.append("on other shares of the images")
     if training <= validation or not reasons:
         return []
     measured = " and ".join(filter(None, [", ".join(reasons[:-1]), reasons[-1]]))

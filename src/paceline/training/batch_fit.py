@@ -21,7 +21,7 @@ from paceline.core.units import count, size
 from paceline.data.batch import Batch, batch_dtype
 from paceline.data.loaders.choose import count_device_bytes
 from paceline.data.loaders.process import BATCHES_PER_WORKER
-from paceline.data.sampler import build_sampler
+from paceline.data.loaders.sampler import count_samples
 from paceline.data.workers import estimate_batch_bytes
 from paceline.measure.clock import NullClock
 from paceline.measure.memory import count_host_bytes, memory_budget, read_device_bytes
@@ -188,7 +188,7 @@ def _fit_micro_batch(context: RunContext, on_progress: Callable[[], None]) -> Mi
 def _list_fitting_batches(context: RunContext, on_progress: Callable[[], None]) -> list[int]:
     """Return the batch sizes to time, which fit on every rank. Raise `RecipeError` if none does."""
     recipe, world_size = context.recipe, context.world.world_size
-    num_samples = build_sampler(recipe.data).num_samples(context.plan.train_images)
+    num_samples = count_samples(recipe.data, context.plan.train_images)
     sizes = list_batch_sizes(recipe, world_size, num_samples)
     micro_batches = [batch // world_size // recipe.train.num_micro_batches for batch in sizes]
     memory = _StepMemory(context, micro_batches[-1], on_progress)

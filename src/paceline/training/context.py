@@ -26,8 +26,9 @@ from paceline.data.loaders.build import (
 )
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.loaders.process import BATCHES_PER_WORKER
+from paceline.data.loaders.sampler import build_sampler, count_samples
 from paceline.data.order import EvalShard, TrainOrder
-from paceline.data.sampler import Sampler, build_sampler
+from paceline.data.sampler import Sampler
 from paceline.data.transfer import DeviceTransfer
 from paceline.data.workers import check_worker_limits, estimate_batch_bytes
 from paceline.measure.timer import now_s
@@ -94,7 +95,7 @@ class RunContext:
         """Return the context for training on `train_ranks` ranks, by default those of the world."""
         recipe = resolve_batch(recipe, train_ranks or world.world_size)
         train, num_ranks = datasets.train.info, train_ranks or world.world_size
-        num_samples = build_sampler(recipe.data).num_samples(train.num_images)
+        num_samples = count_samples(recipe.data, train.num_images)
         plan = Plan.derive(recipe, num_ranks, train, datasets.val.info, num_samples)
         free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         cores = rank_cores(world)
@@ -113,7 +114,7 @@ class RunContext:
         """The sampler of the training images, built from their labels or columns at its first use."""
         if isinstance(self.recipe.data.sampler, Hard):
             return HardSampler(self.image_weights)
-        return build_sampler(self.recipe.data, self.datasets.train)
+        return build_sampler(self.recipe.data, self.datasets.train, self.plan.steps)
 
     @property
     def is_multi_label(self) -> bool:

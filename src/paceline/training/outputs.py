@@ -43,7 +43,13 @@ from paceline.training.logging.build import build_sinks
 from paceline.training.lr_schedule import sample_lr_points
 from paceline.training.pause_log import LogPause, build_pause_log, no_log
 from paceline.training.process import RunProcess
-from paceline.training.resume import check_dataset, describe_missing_checkpoint, initialize_rundir, read_recipe_origin
+from paceline.training.resume import (
+    check_dataset,
+    check_sampler,
+    describe_missing_checkpoint,
+    initialize_rundir,
+    read_recipe_origin,
+)
 from paceline.training.saver import TrainingState
 from paceline.training.state import TrainState
 from paceline.training.trained_dataset import TrainedDataset
@@ -174,7 +180,8 @@ def build_run_outputs(
         warn=sinks.warned,
         saved_step=state.step or -1,
     )
-    checkpoint_values = {**checkpoint_values, "dataset": digest_datasets(context.datasets)}
+    sampler = {"sampler": context.sampler.digest} if context.sampler.digest else {}
+    checkpoint_values = {**checkpoint_values, "dataset": digest_datasets(context.datasets), **sampler}
     sinks.started(plan, state.step)  # last: from here on the caller closes the sinks
     return RunOutputs(
         sinks,
@@ -199,7 +206,8 @@ def checkpoint_storage(context: RunContext, rundir: RunDir) -> CheckpointStorage
 def find_resume_checkpoint(context: RunContext, process: RunProcess) -> str:
     """Return the newest intact checkpoint of the run, the same on every rank, or an empty string. Collective.
 
-    Rank 0 removes the leftovers of killed saves. Raise `DataError` if the checkpoint was trained on another dataset.
+    Rank 0 removes the leftovers of killed saves. Raise `DataError` if the checkpoint was trained on another dataset
+    or with other values of its sampler.
     """
     newest = None
     if context.world.is_main:
@@ -208,6 +216,7 @@ def find_resume_checkpoint(context: RunContext, process: RunProcess) -> str:
         newest = checkpoints.newest_intact(process.warn)
         if newest:
             check_dataset(newest, digest_datasets(context.datasets))
+            check_sampler(newest, context.sampler.digest)
             if missing := describe_missing_checkpoint(process.rundir):
                 process.warn(f"{missing}; the run is resumed from {newest.name}")
     return process.store.broadcast("start_from", str(newest or ""))

@@ -42,6 +42,7 @@ _CHANGEABLE_FIELDS = (
     "data.source.download",
     "data.source.cache",
     "data.source.name",  # a folder may have been packed: `check_dataset` compares the data
+    "data.sampler.file",  # which may move: `check_sampler` compares what it says
     "data.source.root",  # data may move
     "data.source.train_root",
     "data.source.val_root",
@@ -103,6 +104,15 @@ def check_dataset(checkpoint: Path, digest: str) -> None:
         raise DataError(
             f"data.source: is not the dataset that {checkpoint} was trained on: images, labels or classes have "
             f"changed (bring them back, or start a new run)"
+        )
+
+
+def check_sampler(checkpoint: Path, digest: str) -> None:
+    """Raise `DataError` if the sampler of `checkpoint` had another digest: a column or a file has changed."""
+    if read_state(checkpoint).get("sampler", digest) != digest:
+        raise DataError(
+            f"data.sampler: the values that it draws by are not those that {checkpoint} was trained with (bring the "
+            f"column or the file back, or start a new run)"
         )
 
 

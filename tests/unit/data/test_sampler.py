@@ -10,8 +10,9 @@ from timm.data.distributed_sampler import RepeatAugSampler
 
 from paceline.core.errors import RecipeError
 from paceline.data import sampler as samplers
+from paceline.data.loaders.sampler import build_sampler
 from paceline.data.order import TrainBatchSchedule, TrainOrder
-from paceline.data.sampler import EpochOrder, RepeatedSampler, build_sampler
+from paceline.data.sampler import EpochOrder, RepeatedSampler
 from paceline.recipe.schema.data import Data
 
 PLUGINS = '''
@@ -120,7 +121,7 @@ def test_keys_count_how_often_an_image_came_before() -> None:
 
 
 def own(name: str, **args: object) -> TrainOrder:
-    sampler = build_sampler(Data(sampler={"name": name, "args": args}, batch_size=4))  # type: ignore[arg-type]
+    sampler = build_sampler(Data(sampler={"name": name, "args": args}, batch_size=4), SOURCE, to_steps)  # type: ignore[arg-type]
     return TrainOrder(7, 20, 4, sampler=sampler)
 
 

@@ -1,10 +1,21 @@
 """The recipe's section `data.sampler`: which training images an epoch visits, and in which order."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from paceline.recipe.schema.base import ACCEPT_NAME, NAME_JSON_SCHEMA, ByName, PluginSection, Section
+from paceline.core.errors import RecipeError
+from paceline.recipe.schema.base import (
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
+    Auto,
+    ByName,
+    Off,
+    PluginSection,
+    Section,
+    Switch,
+    TrainingDuration,
+)
 
 
 class Shuffle(Section):
@@ -21,6 +32,98 @@ class Repeated(Section):
     name: Literal["repeated"] = "repeated"
     repeats: int = Field(3, ge=2)
     """Augmented versions of each image in a batch."""
+
+
+class Balanced(Section):
+    """Draw every class equally often, with replacement: rare classes are repeated, and frequent ones are not seen
+    whole. An image with several labels counts for its rarest class. An epoch has as many samples as images."""
+
+    name: Literal["balanced"] = "balanced"
+    power: float = Field(1.0, ge=0, le=1)
+    """How far to balance: with n images, a class is drawn in proportion to n to the power 1 - `power`. 1 draws classes
+    equally often, 0.5 is square-root sampling (Mahajan et al. 2018, arXiv 1805.00932), and 0 keeps their shares."""
+
+
+class Weighted(Section):
+    """Draw images by weights of your own, per class (`classes`) or per image (`column`). Weights are relative, and an
+    image of weight 0 is never drawn."""
+
+    name: Literal["weighted"] = "weighted"
+    classes: dict[str, NonNegativeFloat] | Off = "off"
+    """Weight of each image of a class, by the class's name, such as `{dog: 3}`; 1 for all other classes. With several
+    labels the largest counts."""
+    column: str | Off = "off"
+    """Column with the weight of each image: of `file`, or else of the manifest's training list or the Hugging Face
+    dataset."""
+    file: str | Off = "off"
+    """CSV file with `column`, and one line per training image: named in a column `path` or `image`, or else in the
+    order of the images."""
+    replacement: bool = True
+    """Draw each sample from all images. `false` draws `num_samples` different images per epoch."""
+    num_samples: PositiveInt | Auto = "auto"
+    """Samples per epoch; `auto` is the number of images."""
+
+    @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        if (self.classes == "off") == (self.column == "off"):
+            raise ValueError("weighted needs weights from one place (set either classes or column)")
+        if self.classes == {}:
+            raise ValueError("classes names no class (write {CLASS: WEIGHT})")
+        if self.file != "off" and self.column == "off":
+            raise ValueError("file has no effect without column (set column, or file=off)")
+        if not self.replacement and self.num_samples == "auto":
+            raise ValueError("replacement false needs the number of images per epoch (set num_samples)")
+        return self
+
+
+class Subset(Section):
+    """Train on a fixed random part of the images, the same for every seed of the recipe, and shuffle it in every
+    epoch."""
+
+    name: Literal["subset"] = "subset"
+    fraction: Annotated[float, Field(gt=0, le=1)] | Off = "off"
+    """Share of the training images."""
+    num_images: PositiveInt | Off = "off"
+    """Number of training images, in place of `fraction`."""
+    stratified: Switch = "on"
+    """Choose the same share of every class, but for rounding."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of the choice, apart from the recipe's seed."""
+
+    def size(self, num_images: int) -> int:
+        """Return the size of the subset of `num_images` images. Raise `RecipeError` if they are fewer."""
+        if self.num_images == "off":
+            assert self.fraction != "off", "the schema lets exactly one through"
+            return max(1, round(self.fraction * num_images))
+        if self.num_images > num_images:
+            more = f"{self.num_images:,} is more than the {num_images:,} training images"
+            raise RecipeError(f"data.sampler.num_images: {more} (lower it)")
+        return self.num_images
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        if (self.fraction == "off") == (self.num_images == "off"):
+            raise ValueError("subset needs a size (set either fraction or num_images)")
+        return self
+
+
+class Curriculum(Section):
+    """Begin with the easiest images, and add harder ones epoch by epoch (Bengio et al. 2009). An epoch keeps its number
+    of samples: while there are fewer images, each is repeated, augmented differently."""
+
+    name: Literal["curriculum"] = "curriculum"
+    column: str
+    """Column with the difficulty of each image, a number: of `file`, or else of the manifest's training list or the
+    Hugging Face dataset."""
+    file: str | Off = "off"
+    """CSV file with `column`, and one line per training image: named in a column `path` or `image`, or else in the
+    order of the images."""
+    order: Literal["ascending", "descending"] = "ascending"
+    """Whether the easiest image has the smallest or the largest number. Equal numbers are in a random, fixed order."""
+    begin: float = Field(0.3, gt=0, le=1)
+    """Share of the images in the first epoch."""
+    end: TrainingDuration = "50%"
+    """When all images are in use, from the start of the run; the share rises linearly until then."""
 
 
 class Hard(Section):
@@ -47,4 +150,8 @@ class OwnSampler(PluginSection):
     and returns the indices of the epoch's samples ([the interface](../how-to/extend.md#custom-samplers))."""
 
 
-SamplerSection = Annotated[Annotated[Shuffle | Repeated | Hard | OwnSampler, ByName()], ACCEPT_NAME, NAME_JSON_SCHEMA]
+SamplerSection = Annotated[
+    Annotated[Shuffle | Repeated | Balanced | Weighted | Subset | Curriculum | Hard | OwnSampler, ByName()],
+    ACCEPT_NAME,
+    NAME_JSON_SCHEMA,
+]

@@ -51,7 +51,7 @@ PrecisionName = Literal[
 ]
 NEEDS_EVALUATION: Final = ("stop", "eval_train", "metrics", "monitor", "patience")
 """Fields of `train` that have no effect with `eval_every=off`."""
-REPLACED_WHOLE: Final = frozenset({"train.class_weights"})
+REPLACED_WHOLE: Final = frozenset({"train.class_weights", "data.sampler.classes"})
 """Mappings whose keys are data: a later layer replaces them. All other mappings, `args` included, are merged key by
 key."""
 
