@@ -10,7 +10,7 @@ ARGS = (
     *("data.sampler={name: hard, warmup: 1, share: 0.8}", "data.augment=[pad_crop,flip]", "log.samples=true"),
     *("model.norm=none", "model.width=0.1", "train.precision=fp64", "optim.lr=0.02", "parallel.threads=1"),
 )
-FIRST = "image_weights.safetensors"
+WEIGHTS = "image_weights.safetensors"
 
 
 def cut(run: Path, name: str, step: int) -> Path:
@@ -44,7 +44,7 @@ def test_the_samples_are_the_same_on_two_ranks_with_workers_and_after_a_resume(
             [pair for row in rows for pair in zip(row["samples"], row["crc32"], strict=True)]
             for rows in zip(*parts, strict=True)
         ]
-        weights = load_file(tmp_path / name / "checkpoints" / f"step-{3 * steps:08}" / FIRST)
+        weights = load_file(tmp_path / name / "checkpoints" / f"step-{3 * steps:08}" / WEIGHTS)
         traces[f"{name} weights"] = {key: each.tolist() for key, each in weights.items()}
     assert traces["whole-2"] == traces["cut"] == traces["whole-1"]
     assert traces["whole-2 weights"] == traces["cut weights"] == traces["whole-1 weights"]
@@ -58,9 +58,9 @@ def test_the_samples_are_the_same_on_two_ranks_with_workers_and_after_a_resume(
     for path in (damaged / "checkpoints").iterdir():
         if path.name < f"step-{at:08}":
             shutil.rmtree(path)
-    file = damaged / "checkpoints" / f"step-{at:08}" / FIRST
+    file = damaged / "checkpoints" / f"step-{at:08}" / WEIGHTS
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    failed = paceline(*ARGS, "--run-dir", "damaged", "--resume", check=False)
-    assert failed.returncode == 2 and FIRST in failed.stderr and "Traceback" not in failed.stderr
+    failed = paceline(*ARGS, "--run-dir", "damaged", "--resume")
+    assert failed.code == 2 and WEIGHTS in failed.err and "Traceback" not in failed.err
