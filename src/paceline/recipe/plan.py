@@ -416,7 +416,7 @@ def _note_never_unfrozen(unfreeze_step: int, total_steps: int) -> list[str]:
 
 def _note_never_weighed(sampler: SamplerSection, steps_per_epoch: int, total_steps: int) -> list[str]:
     """Return a warning if the run ends before images are drawn by their loss."""
-    if not isinstance(sampler, Hard) or sampler.warmup * steps_per_epoch < total_steps:
+    if not isinstance(sampler, Hard) or sampler.steps(steps_per_epoch, total_steps):
         return []
     first = count(sampler.warmup, "epoch")
     return [f"data.sampler.warmup: the run ends at step {total_steps:,}, within {first}, before images are weighed"]

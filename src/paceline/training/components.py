@@ -380,9 +380,7 @@ def build_image_weigher(
         drop_records_after(path, weights.step)
     return ImageWeigher(
         section,
-        first=section.warmup * plan.steps_per_epoch,
-        every=section.every * plan.steps_per_epoch,
-        last=plan.total_steps,
+        steps=section.steps(plan.steps_per_epoch, plan.total_steps),
         weights=weights,
         evaluator=context.create_loss_evaluator(
             training_state.precision, training_state.strategy, bad_images, process.should_stop_evaluation

@@ -1,7 +1,8 @@
 """Hard-example mining (`data.sampler=hard`): measure the loss of every training image, and weigh images by it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, final
 
 import numpy as np
@@ -73,14 +74,11 @@ def weigh_losses(losses: NDArray[np.float64], section: Hard) -> NDArray[np.int64
 class ImageWeigher:
     """Update `weights` from the losses of all training images, as `evaluator` counts them with a `new_meter`.
 
-    This is done after step `first`, and every `every` steps from then on, before step `last`, which ends the run.
-    Rank 0 (`is_main`) computes the weights, and passes a record of them to `log`.
+    This is done after `steps` steps. Rank 0 (`is_main`) computes the weights, and passes a record of them to `log`.
     """
 
     section: Hard
-    first: int
-    every: int
-    last: int
+    steps: range
     weights: ImageWeights
     evaluator: SplitEvaluator
     new_meter: Callable[[], LossMeter]
@@ -89,17 +87,12 @@ class ImageWeigher:
 
     def is_due(self, step: int) -> bool:
         """Return whether images are to be weighed after `step` steps; those of a resumed run may already be."""
-        is_boundary = self.first <= step < self.last and (step - self.first) % self.every == 0
-        return is_boundary and step != self.weights.step
+        return step in self.steps and step != self.weights.step
 
-    def split(self, first: int, stop: int) -> Iterator[range]:
+    def split(self, first: int, stop: int) -> list[range]:
         """Split steps `first` to `stop` - 1 into those between measurements, past which no batch may be prefetched."""
-        while True:
-            measured = self.first + max(0, (first - self.first) // self.every + 1) * self.every
-            yield range(first, min(stop, measured))
-            if measured >= stop:
-                return
-            first = measured
+        measured = (step for step in self.steps if first < step < stop)
+        return [range(*part) for part in pairwise([first, *measured, stop])]
 
     def __call__(self, model: nn.Module, step: int) -> bool:
         """Weigh the images by their losses with `model`; return False if a rank has to stop meanwhile. Collective."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from paceline.core.metric import Monitor
 from paceline.core.random import step_seed
 from paceline.core.results import Status
+from paceline.core.stages import WEIGH
 from paceline.core.statistics import Patience, TargetCriterion
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.batch import Batch
@@ -314,7 +315,7 @@ class Trainer:
         """Weigh the training images if due; return False if the run is preempted meanwhile or right after it."""
         if self.weigher is None or not self.weigher.is_due(state.step) or self.is_at_end(state):
             return True
-        with self.clock.paused("evaluate"), self.log_pause("evaluate", state.step):
+        with self.clock.paused("evaluate"), self.log_pause(WEIGH, state.step):
             self.guard.sync()
             self.coordinator.flush()
             with self.logger.paused():

@@ -1,6 +1,7 @@
 """The weights of images follow their losses, and a run that is stopped while it measures them goes on exactly."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from paceline.training.process import Invocation
 from paceline.training.run import run
 
 CPU = torch.device("cpu")
+UNUSED: dict[str, Any] = {"section": Hard(), "evaluator": None, "new_meter": None, "is_main": True, "log": None}
 LOSSES = np.array([0.0, 1.0, 2.0, 5.0])
 SMALL = (
     *("data.source.num_images=48", "data.source.num_val_images=8", "data.source.image_size=8", "model.width=0.1"),
@@ -72,9 +74,8 @@ def test_the_losses_are_those_of_torch() -> None:
 
 
 def test_loaders_start_anew_at_each_measurement() -> None:
-    weigher = ImageWeigher(
-        Hard(), first=10, every=6, last=25, weights=ImageWeights(), evaluator=None, new_meter=None, is_main=True, log=None
-    )  # fmt: skip
+    steps = Hard(warmup=5, every=3).steps(steps_per_epoch=2, total_steps=25)
+    weigher = ImageWeigher(steps=steps, weights=ImageWeights(), **UNUSED)
     due = [step for step in range(30) if weigher.is_due(step)]
     assert due == [10, 16, 22]
     for first, stop in ((0, 25), (3, 10), (10, 11), (12, 22), (16, 25), (24, 25), (25, 25)):
@@ -99,7 +100,8 @@ def samples(rundir: RunDir) -> list[object]:
 def test_a_run_that_stops_while_it_measures_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trained(tmp_path, "whole")
     assert [record["step"] for record in read_lines(whole.hard_images)] == [4, 12]
-    assert [pause["step"] for pause in read_lines(whole.pauses)].count(12) == 2  # an evaluation is due too
+    pauses = [(pause["name"], pause["step"]) for pause in read_lines(whole.pauses)]
+    assert [step for name, step in pauses if name == "weigh"] == [4, 12] and ("evaluate", 12) in pauses
     measure, stops = ImageWeigher.__call__, [12, 4]
 
     def stop_once(weigher: ImageWeigher, model: torch.nn.Module, step: int) -> bool:

@@ -144,6 +144,10 @@ class Hard(Section):
     share: float = Field(0.5, gt=0, le=1)
     """Share of the samples that are drawn by weight; the others give every image the same chance."""
 
+    def steps(self, steps_per_epoch: int, total_steps: int) -> range:
+        """Return the numbers of finished steps at which the images are measured."""
+        return range(self.warmup * steps_per_epoch, total_steps, self.every * steps_per_epoch)
+
 
 class OwnSampler(PluginSection):
     """Your own sampler: `MySampler(**args)` returns a callable that takes a seed, an epoch and the number of images,
