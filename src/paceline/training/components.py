@@ -251,9 +251,7 @@ def build_training_state(
         recipe.schedule, context.plan, is_minimized=build_monitor(recipe, default="loss").is_minimized
     )
     extra_state = ExtraOptimizerState.from_optimizer(optimizer, recipe.optim.name)
-    return TrainingState(
-        model, optimizer, schedule, precision, average, strategy, extra_state, context.image_weights
-    )
+    return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state, context.image_weights)
 
 
 def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOutputs) -> Deadline | None:

@@ -67,7 +67,8 @@ def weigh_losses(losses: NDArray[np.float64], section: Hard) -> NDArray[np.int64
     if not 0 < mean < np.inf:
         return np.ones(len(losses), dtype=np.int64)
     relative = section.share * (weights / mean) + (1 - section.share)
-    return np.maximum(1, np.rint(_MEAN_WEIGHT * relative)).astype(np.int64)
+    whole: NDArray[np.int64] = np.maximum(1, np.rint(_MEAN_WEIGHT * relative)).astype(np.int64)
+    return whole
 
 
 @dataclass(frozen=True)

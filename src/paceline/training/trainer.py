@@ -22,8 +22,8 @@ from paceline.training.clipping import AdaptiveClip
 from paceline.training.coordinator import StepCoordinator, StepDecision
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import ModelEvaluator
-from paceline.training.lr_schedule import LrSchedule
 from paceline.training.hard_images import ImageWeigher
+from paceline.training.lr_schedule import LrSchedule
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.nonfinite import GradientProbe, NonFiniteGuard, SavedBuffers, StepValues
 from paceline.training.optim.build import set_lr
