@@ -5,7 +5,7 @@ the 12 runs. The table has the prediction, its interval and the time that the re
 
     python benchmarks/time_estimate.py --json benchmarks/results/time-estimate.json
 
-Each run is first trained for 25 s to choose the number of its steps for this machine. Leave the machine alone
+Each run is first trained for 15 s to choose the number of its steps for this machine. Leave the machine alone
 meanwhile: a run that shares its cores later takes longer than anything could predict. It takes 25 minutes.
 """
 
@@ -29,7 +29,7 @@ from paceline.core.run_dir import RunDir
 
 SMALL = ("model.width=0.25", "parallel.device=cpu", "log.report=off", "log.tensorboard=off")
 SYNTHETIC = ("synthetic", "model.name=resnet18_cifar", *SMALL)
-CALIBRATION_S = 25
+CALIBRATION_S = 15
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -21,6 +21,7 @@ from paceline.inference.classifier import Classifier
 from paceline.inference.images import UnreadableImage
 from paceline.inference.reference import Rejector
 from paceline.models.features import capture_features
+from paceline.parallel.device import create_thread_pool
 
 # Size of the largest image that is decoded: 128 million pixels, four channels of 16 bits, uncompressed.
 _MAX_IMAGE_BYTES = 2**30
@@ -48,7 +49,7 @@ def read_images(
 
     An image that cannot be read or decoded becomes an `UnreadableImage` in its place.
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="image")
+    pool = create_thread_pool(threads, "image")
     pending: deque[Future[InputImage | UnreadableImage]] = deque()
     try:
         for path in paths:

@@ -1,5 +1,7 @@
 """The device and the CPU threads of a rank."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from paceline.core.errors import WorldError
 from paceline.core.host import usable_cores
 from paceline.core.world import World
-from paceline.parallel.device import choose_device, set_threads
+from paceline.parallel.device import choose_device, create_thread_pool, set_threads
 from paceline.recipe.schema.train import Parallel
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -52,5 +54,20 @@ def test_ranks_share_the_cores_by_default() -> None:
     try:
         assert set_threads(Parallel(), World(0, 4, 0, 4)) == max(1, usable_cores() // 4) == torch.get_num_threads()
         assert set_threads(Parallel(threads=3), World.single()) == 3 == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_threads_of_a_pool_compute_on_one_core_and_leave_the_others_as_they_are() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with create_thread_pool(2, "test") as pool:
+            together = threading.Barrier(2)
+            used = [pool.submit(lambda: (together.wait(), torch.get_num_threads())[1]) for _ in range(2)]
+            assert [each.result() for each in used] == [1, 1]
+        assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 3
     finally:
         torch.set_num_threads(before)

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from copy import deepcopy
 from pathlib import Path
 from typing import Literal, final
@@ -17,6 +17,7 @@ from paceline.core.results import CheckpointResult
 from paceline.core.run_dir import removed_error
 from paceline.core.units import count, mib
 from paceline.measure.timer import StageTimer
+from paceline.parallel.device import create_thread_pool
 from paceline.training.checkpoint.format import Snapshot, is_weights_only
 from paceline.training.checkpoint.storage import DISK_FULL_ERRORS, CheckpointStorage
 
@@ -74,7 +75,7 @@ class CheckpointWriter:
     ) -> None:
         self._checkpoints, self._warn, self._stops = checkpoints, warn, on_failure == "stop"
         self._staging = HostMemoryStaging() if background else None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pool = create_thread_pool(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._stall, self._written = StageTimer(), StageTimer()
         self._failed = self._total_bytes = 0

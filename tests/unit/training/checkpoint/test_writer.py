@@ -205,3 +205,21 @@ def test_a_copy_keeps_its_layout_and_nothing_of_training() -> None:
     copy = HostMemoryStaging().stage(Snapshot({"model": {"w": weight}, "optimizer": {}}, {})).tensors["model"]["w"]
     assert torch.equal(copy, weight) and copy.stride() == weight.stride() and not copy.requires_grad
     assert copy.data_ptr() != weight.data_ptr()
+
+
+def test_the_thread_that_saves_computes_on_one_core(tmp_path: Path) -> None:
+    """Otherwise its OpenMP threads would slow those of the training down, for the rest of the run."""
+    used, before = [], torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with (
+            closing(writer(tmp_path)) as own,
+            mock.patch(
+                "paceline.training.checkpoint.storage.write_checkpoint", lambda *_: used.append(torch.get_num_threads())
+            ),
+        ):
+            own.save(1, -1, snapshot())
+            own.flush()
+        assert (used, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
