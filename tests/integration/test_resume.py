@@ -108,6 +108,32 @@ def test_repeated_augmentation_with_mixing_that_ends_is_exact_on_two_ranks_and_a
     assert len(crcs) > 0.95 * len(epoch)  # almost every version is another image
 
 
+def test_balanced_draws_are_those_of_one_rank_on_two_ranks_and_after_a_kill(paceline, tmp_path: Path, lines_of) -> None:
+    args = (
+        "train",
+        "digits",
+        "data.batch_size=96",
+        "data.sampler=balanced",
+        "data.augment=[pad_crop]",
+        "train.steps=24",
+    )
+    args = (*args, "model.width=0.1", "checkpoint.every=5st", "log.every=1st", "log.samples=true", "parallel.threads=1")
+    paceline(*args, "--run-dir", "one", "--ranks", "1", "--json").result  # noqa: B018
+    kill_after_a_checkpoint(paceline, tmp_path / "two", *args, "--ranks", "2")
+    resumed = paceline(*args, "--run-dir", "two", "--ranks", "2", "--resume", "--json").result
+    joined: dict[str, list] = {}
+    for name, ranks in (("one", 1), ("two", 2)):
+        parts = [lines_of(tmp_path / name / f"steps.rank{rank}.jsonl") for rank in range(ranks)]
+        joined[name] = [
+            [pair for row in rows for pair in zip(row["samples"], row["crc32"], strict=True)]
+            for rows in zip(*parts, strict=True)
+        ]
+    assert joined["one"] == joined["two"] and len(joined["one"]) == resumed["steps"] == 24
+    epoch = [pair for step in joined["one"][:14] for pair in step]
+    assert len({sample for sample, _ in epoch}) < 0.75 * len(epoch)  # drawn with replacement
+    assert len(set(epoch)) > 0.95 * len(epoch)  # and shifted differently each time, in one of 81 ways
+
+
 def test_the_logs_of_a_resumed_run_equal_those_of_an_uninterrupted_one(paceline, tmp_path: Path, lines_of) -> None:
     """The intervals of log, evaluation and checkpoint do not divide one another, so a record spans the interruption."""
     args = (*ARGS, "train.epochs=1", "checkpoint.every=3st", "log.every=4st", "train.eval_every=3st")

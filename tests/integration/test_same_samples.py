@@ -18,8 +18,8 @@ from paceline.data.batch import Batch
 from paceline.data.convert.lmdb_writer import write_lmdb
 from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
-from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.loaders.sampler import build_sampler
+from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.order import EvalShard, TrainOrder
 from paceline.data.pack.reader import PackSource, open_pack
 from paceline.data.sources.build import build_datasets

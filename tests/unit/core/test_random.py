@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from paceline.core.random import Stream, permutation, philox, stable_argsort, step_seed, uniform
+from paceline.core.random import (
+    Stream,
+    permutation,
+    permute,
+    philox,
+    stable_argsort,
+    step_seed,
+    uniform,
+    uniform_pairs,
+)
 
 # Random123 (D. E. Shaw Research), examples/kat_vectors, philox4x32 with 10 rounds: counter, key, result.
 KNOWN_ANSWERS = [
@@ -115,6 +124,13 @@ def test_permutations_differ_between_epochs_and_seeds():
 def test_the_order_of_a_seed_never_changes(seed, epoch, order):
     """A new order would make every run in the world irreproducible, so it is written down here."""
     assert permutation(seed, epoch, 10).tolist() == order
+
+
+def test_drawn_samples_of_a_seed_never_change():
+    samples = [320172003, 39290093, 487505712, 343252685, 755674001, 264229937]
+    assert permute(3, 1, np.arange(6), 10**9).tolist() == samples
+    draws = [[3340168606781288, 1026476464964569], [4317155611718578, 4874833450214119]]
+    assert (uniform_pairs(3, Stream.SAMPLER, 1, np.arange(2)) * 2.0**53).tolist() == draws
 
 
 @pytest.mark.parametrize(

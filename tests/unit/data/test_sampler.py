@@ -13,7 +13,9 @@ from paceline.data import sampler as samplers
 from paceline.data.loaders.sampler import build_sampler
 from paceline.data.order import TrainBatchSchedule, TrainOrder
 from paceline.data.sampler import EpochOrder, RepeatedSampler
+from paceline.data.sources.build import build_datasets
 from paceline.recipe.schema.data import Data
+from paceline.recipe.schema.source import Synthetic
 
 PLUGINS = '''
 import numpy as np
@@ -121,7 +123,8 @@ def test_keys_count_how_often_an_image_came_before() -> None:
 
 
 def own(name: str, **args: object) -> TrainOrder:
-    sampler = build_sampler(Data(sampler={"name": name, "args": args}, batch_size=4), SOURCE, to_steps)  # type: ignore[arg-type]
+    data = Data(source=Synthetic(num_images=20, image_size=1), sampler={"name": name, "args": args}, batch_size=4)  # type: ignore[arg-type]
+    sampler = build_sampler(data, build_datasets(data.source, may_download=False).train, lambda duration: 0)
     return TrainOrder(7, 20, 4, sampler=sampler)
 
 

@@ -292,6 +292,16 @@ def test_a_batch_of_more_images_than_there_are_is_refused_with_one_that_fits(pla
     )
 
 
+def test_classes_that_are_weighed_twice_are_noted(resolve):
+    def notes(*words):
+        return [each for each in Plan.derive(resolve(*words).recipe, 1, TRAIN, VAL).notes if "class_weights" in each]
+
+    both = ("data.sampler=balanced", "train.class_weights=balanced")
+    assert notes(both[0]) == notes(both[1]) == []
+    (note,) = notes(*both)
+    assert note.startswith("train.class_weights: ") and note.endswith("(set class_weights=off)")
+
+
 def test_samples_of_a_sampler_are_not_called_images(resolve, refusal):
     recipe = resolve("data.sampler=own:Few").recipe
     message = refusal(Plan.derive, recipe, 1, TRAIN, VAL, num_samples=100)

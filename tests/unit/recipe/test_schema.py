@@ -95,7 +95,14 @@ def test_only_what_cannot_be_guessed_is_required():
     lists = {"Manifest.train", "WebDataset.train", "WebDataset.val"}
     places = {"Pack.root", "Lmdb.root", "HuggingFace.root"}
     own = {f"Own{part}.name" for part in ("Source", "Sampler", "Optim", "Augment", "Sink", "Loss", "Callback")}
-    ours = {"Recipe.train", "Stop.top1", "Distill.teacher", "Step.milestones", "Progressive.start_size"}
+    ours = {
+        "Recipe.train",
+        "Stop.top1",
+        "Distill.teacher",
+        "Step.milestones",
+        "Progressive.start_size",
+        "Curriculum.column",
+    }
     assert required == {*ours, *lists, *places, *own, "OwnOptim.lr"}
 
 
@@ -180,10 +187,12 @@ def test_recipes_that_differ_anywhere_have_different_hashes(resolve):
         ["train.monitor=loss"], ["train.patience=1"], ["train.patience=1ep"], ["train.max_time=1h"],
         ["data.sampler=repeated"], ["data.sampler={name: repeated, repeats: 4}"], ["data.sampler='a:B'"],
         ["data.augment=[mixup]"], ["data.augment=[{name: mixup, until: 1ep}]"],
-        ["data.augment=[{name: mixup, p: 0.5}]"], ["train.clip_agc=0.01"],
+        ["data.augment=[{name: mixup, p: 0.5}]"], ["train.clip_agc=0.01"], ["data.sampler=balanced"],
+        ["data.sampler={name: weighted, classes: {a: 2}}"], ["data.sampler={name: weighted, column: a}"],
+        ["data.sampler={name: subset, fraction: 0.5}"], ["data.sampler={name: curriculum, column: a}"],
     ]  # fmt: skip
     hashes = [resolve(*words).recipe.hash for words in changes]
-    assert len(set(hashes)) == len(hashes) == 49
+    assert len(set(hashes)) == len(hashes) == 54
     assert all(re.fullmatch("[0-9a-f]{12}", each) for each in hashes)
 
 
@@ -306,6 +315,14 @@ def test_the_name_of_a_variant_is_written_first(resolve):
             "train.clip_agc: 0.01 needs whole weights, which fsdp shards (set parallel.strategy=ddp)",
         ),
         (["data.sampler={name: repeated, repeats: 1}"], "data.sampler.repeats: 1 should be greater than or equal to 2"),
+        (["data.sampler=weighted"], "weighted needs weights from one place (set either classes or column)"),
+        (["data.sampler={name: weighted, classes: {a: 1}, column: b}"], "(set either classes or column)"),
+        (["data.sampler={name: weighted, classes: {}}"], "classes names no class (write {CLASS: WEIGHT})"),
+        (["data.sampler={name: weighted, classes: {a: -1}}"], "should be greater than or equal to 0"),
+        (["data.sampler={name: weighted, classes: {a: 1}, file: b}"], "file has no effect without column (set column"),
+        (["data.sampler={name: weighted, column: b, replacement: false}"], "(set num_samples)"),
+        (["data.sampler=subset"], "subset needs a size (set either fraction or num_images)"),
+        (["data.sampler={name: subset, fraction: 0}"], "data.sampler.fraction: 0 should be greater than 0"),
         (["data.augment=[mixup, cutmix, mixup]"], "data.augment: mixup is named twice (name it once)"),
         (["data.augment=[cutmix, cutmix]"], "data.augment: cutmix is named twice (name it once)"),
         (

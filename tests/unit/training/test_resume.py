@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.run_dir import RunDir, is_run
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plugins import code_identity
@@ -14,6 +14,7 @@ from paceline.recipe.schema import Recipe
 from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot
 from paceline.training.resume import (
     check_rundir,
+    check_sampler,
     describe_missing_checkpoint,
     initialize_rundir,
     keep_batch,
@@ -124,6 +125,26 @@ def test_a_run_that_saves_nothing_has_ended_without_checkpoints(tmp_path: Path, 
     monkeypatch.setattr(RunDir, "read_result", lambda self: result)
     CheckpointStorage(run.checkpoints, KeepPolicy(1)).save(3, -1, Snapshot({"model": {}, "optimizer": {}}, {}))
     assert read_final_result(run) is result
+
+
+def test_a_run_is_not_resumed_with_other_weights_of_its_sampler(tmp_path: Path) -> None:
+    def saved(**values: str) -> Path:
+        return CheckpointStorage(tmp_path, KeepPolicy(9)).save(1, 1, Snapshot({"model": {}, "optimizer": {}}, values))
+
+    check_sampler(saved(), "")  # of a sampler without weights
+    check_sampler(saved(sampler="0123456789abcdef"), "0123456789abcdef")
+    with pytest.raises(DataError, match=r"^data\.sampler: .*step-00000001.*\(bring the column or the file back, or "):
+        check_sampler(saved(sampler="0123456789abcdef"), "fedcba9876543210")
+
+
+def test_the_file_of_a_samplers_weights_may_move(tmp_path: Path) -> None:
+    words = ("data.source.root=photos", "data.sampler={name: weighted, column: w, file: old.csv}")
+    run = RunDir(tmp_path / "run")
+    initialize_rundir(run, recipe(*words), {"total_steps": 3})
+    moved = check_rundir(run, recipe(*words, "data.sampler.file=new.csv"), resume=True)
+    assert moved == ["resumed with data.sampler.file=new.csv, which was old.csv"]
+    with pytest.raises(RecipeError, match=r"data\.sampler\.column=w \(now v\)"):
+        check_rundir(run, recipe(*words, "data.sampler.column=v"), resume=True)
 
 
 def test_a_plugin_with_a_changed_file_is_noted(tmp_path: Path, monkeypatch) -> None:
