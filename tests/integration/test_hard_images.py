@@ -5,14 +5,29 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from paceline.core.run_dir import RunDir
+from paceline.core.world import World
+from paceline.recipe.load import Patch, load
 from paceline.training.checkpoint import find_damage
+from paceline.training.process import Invocation
+from paceline.training.run import run
 
+STEPS, SAVED = 8, 11  # steps per epoch, and a checkpoint within the second epoch
 ARGS = (
-    *("train", "digits", "data.batch_size=96", "train.epochs=3", "checkpoint.every=7st", "checkpoint.keep=9"),
-    *("data.sampler={name: hard, warmup: 1, share: 0.8}", "data.augment=[pad_crop,flip]", "log.samples=true"),
-    *("model.norm=none", "model.width=0.1", "train.precision=fp64", "optim.lr=0.02", "parallel.threads=1"),
+    *("data.source.num_images=96", "data.source.num_val_images=12", "data.source.image_size=8", "data.batch_size=12"),
+    *("train.epochs=3", "checkpoint.every=11st", "checkpoint.keep=9", "log.samples=true", "log.tensorboard=off"),
+    *("data.sampler={name: hard, warmup: 1, share: 0.8}", "data.augment=[pad_crop,flip]", "parallel.threads=1"),
+    *("model.norm=none", "model.width=0.1", "train.precision=fp64", "log.report=off", "measure.telemetry=off"),
 )
 WEIGHTS = "image_weights.safetensors"
+
+
+def train(folder: Path, *more: str, resume: bool = False) -> str:
+    """Train one rank in this process; return the digest of the weights."""
+    recipe = load("synthetic", Patch.parse([*ARGS, *more])).recipe
+    result = run(recipe, World.single(), RunDir(folder), resume=resume, invocation=Invocation())
+    assert result.weights_sha256
+    return result.weights_sha256
 
 
 def cut(run: Path, name: str, step: int) -> Path:
@@ -29,34 +44,29 @@ def cut(run: Path, name: str, step: int) -> Path:
 def test_the_samples_are_the_same_on_two_ranks_with_workers_and_after_a_resume(
     paceline, tmp_path: Path, lines_of
 ) -> None:
-    whole = paceline(*ARGS, "--run-dir", "whole-1", "--json").result
-    paceline(*ARGS, "--ranks", "2", "--run-dir", "whole-2", "--json").result  # noqa: B018
-    steps = whole["steps"] // 3
-    at = 7 * -(-(steps + 1) // 7)  # within the second epoch
-    assert steps < at < 2 * steps
-    cut(tmp_path / "whole-1", "cut", at)
-    workers = ("data.loader=processes", "data.workers=2")
-    resumed = paceline(*ARGS, *workers, "--run-dir", "cut", "--resume", "--json").result
-    assert resumed["weights_sha256"] == whole["weights_sha256"]
+    weights_sha256 = train(tmp_path / "whole-1")
+    paceline("train", "synthetic", *ARGS, "--ranks", "2", "--run-dir", "whole-2", "--json").result  # noqa: B018
+    resumed = cut(tmp_path / "whole-1", "cut", SAVED)
+    assert train(resumed, "data.loader=processes", "data.workers=2", resume=True) == weights_sha256
 
-    traces = {}
+    samples, weights = {}, {}
     for name, ranks in (("whole-1", 1), ("whole-2", 2), ("cut", 1)):
         parts = [lines_of(tmp_path / name / f"steps.rank{rank}.jsonl") for rank in range(ranks)]
-        traces[name] = [
+        samples[name] = [
             [pair for row in rows for pair in zip(row["samples"], row["crc32"], strict=True)]
             for rows in zip(*parts, strict=True)
         ]
-        weights = load_file(tmp_path / name / "checkpoints" / f"step-{3 * steps:08}" / WEIGHTS)
-        traces[f"{name} weights"] = {key: each.tolist() for key, each in weights.items()}
-    assert traces["whole-2"] == traces["cut"] == traces["whole-1"]
-    assert traces["whole-2 weights"] == traces["cut weights"] == traces["whole-1 weights"]
-    assert traces["whole-1 weights"]["step"] == 2 * steps
-    epochs = [traces["whole-1"][first : first + steps] for first in range(0, 3 * steps, steps)]
-    seen = [len({sample for step in epoch for sample, _ in step}) for epoch in epochs]
-    assert seen[0] == 96 * steps > max(seen[1:])
-    assert [row["step"] for row in lines_of(tmp_path / "cut" / "hard_images.jsonl")] == [steps, 2 * steps]
+        tensors = load_file(tmp_path / name / "checkpoints" / f"step-{3 * STEPS:08}" / WEIGHTS)
+        weights[name] = {key: each.tolist() for key, each in tensors.items()}
+    assert samples["whole-2"] == samples["cut"] == samples["whole-1"]
+    assert weights["whole-2"] == weights["cut"] == weights["whole-1"]
+    assert weights["whole-1"]["step"] == 2 * STEPS
+    drawn = [[sample for pairs in samples["cut"] for sample, _ in pairs][first : first + 96] for first in (0, 96, 192)]
+    num_different = [len(set(epoch)) for epoch in drawn]
+    assert num_different[0] == 96 > max(num_different[1:])
+    assert [row["step"] for row in lines_of(resumed / "hard_images.jsonl")] == [STEPS, 2 * STEPS]
 
-    checkpoint = tmp_path / "cut" / "checkpoints" / f"step-{at:08}"
+    checkpoint = resumed / "checkpoints" / f"step-{SAVED:08}"
     content = bytearray((checkpoint / WEIGHTS).read_bytes())
     content[-1] ^= 1
     (checkpoint / WEIGHTS).write_bytes(content)
