@@ -79,9 +79,9 @@ def uniform_pairs(seed: int, stream: Stream, epoch: int, indices: NDArray[np.int
     draws = np.empty((len(indices), 2))
     for start in range(0, len(indices), _BLOCK_SIZE):
         index = np.asarray(indices[start : start + _BLOCK_SIZE]).astype(np.uint64)
-        words = _philox_arrays(np.zeros_like(index), epoch, index, stream, seed)
+        blocks = _philox_arrays(np.zeros_like(index), epoch, index, stream, seed)
         for number in range(2):
-            draws[start : start + _BLOCK_SIZE, number] = _join(*words[2 * number : 2 * number + 2]) >> np.uint64(11)
+            draws[start : start + _BLOCK_SIZE, number] = _join(*blocks[2 * number : 2 * number + 2]) >> np.uint64(11)
     draws *= 2.0**-53
     return draws
 
@@ -127,14 +127,14 @@ def permute(seed: int, epoch: int, positions: NDArray[np.int64], n: int) -> NDAr
     while len(outside):
         left, right = np.divmod(samples[outside], np.uint64(width))
         for number in range(0, _FEISTEL_ROUNDS, 2):
-            left = (left + _feistel_words(seed, epoch, number, right, height)) % np.uint64(height)
-            right = (right + _feistel_words(seed, epoch, number + 1, left, width)) % np.uint64(width)
+            left = (left + _feistel_round(seed, epoch, number, right, height)) % np.uint64(height)
+            right = (right + _feistel_round(seed, epoch, number + 1, left, width)) % np.uint64(width)
         samples[outside] = left * np.uint64(width) + right
         outside = outside[samples[outside] >= n]
     return samples.astype(np.int64)
 
 
-def _feistel_words(seed: int, epoch: int, number: int, half: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
+def _feistel_round(seed: int, epoch: int, number: int, half: NDArray[np.uint64], size: int) -> NDArray[np.uint64]:
     """Return uint64 [N] below `size`: the function of round `number` of `half`, uint64 [N]."""
     high, low, _, _ = _philox_arrays(np.full_like(half, number), epoch, half.copy(), Stream.PERMUTATION, seed)
     return _join(high, low) % np.uint64(size)

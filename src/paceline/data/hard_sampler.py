@@ -49,7 +49,7 @@ class ImageWeights:
 class HardSampler:
     """Visit every image once until `weights` are measured, and then draw as many samples by them."""
 
-    weights: ImageWeights
+    weights: ImageWeights = field(default_factory=ImageWeights)
     _shuffle: ShuffleSampler = field(default_factory=ShuffleSampler, repr=False, compare=False)
 
     @property

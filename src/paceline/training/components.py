@@ -17,6 +17,7 @@ from paceline.core.run_dir import append_line
 from paceline.core.statistics import Patience, TargetCriterion
 from paceline.data.augment.build import place_targets
 from paceline.data.batch import Batch, batch_dtype
+from paceline.data.hard_sampler import HardSampler, ImageWeights
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure.profiler import require_nvtx
 from paceline.measure.throughput import IntervalTimer, RunTimer
@@ -251,7 +252,8 @@ def build_training_state(
         recipe.schedule, context.plan, is_minimized=build_monitor(recipe, default="loss").is_minimized
     )
     extra_state = ExtraOptimizerState.from_optimizer(optimizer, recipe.optim.name)
-    return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state, context.image_weights)
+    weights = context.sampler.weights if isinstance(context.sampler, HardSampler) else ImageWeights()
+    return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state, weights)
 
 
 def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOutputs) -> Deadline | None:

@@ -2,8 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from paceline.core.results import BatchNormCheck
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
 from paceline.data.augment.build import DeviceTransforms, build_device_transforms, place_targets
-from paceline.data.hard_sampler import HardSampler, ImageWeights
 from paceline.data.loaders.build import (
     NUM_REPLAYED_BATCHES,
     Loader,
@@ -44,7 +43,6 @@ from paceline.parallel.strategy import Strategy
 from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.sampler import Hard
 from paceline.recipe.targets import is_multi_label
 from paceline.training.coordinator import BadImageRegistry, SplitBadImages
 from paceline.training.datasets import ReadData, share_statistics
@@ -67,9 +65,9 @@ _IMAGES_TO_FIT = 5000
 
 @dataclass(frozen=True)
 class RunContext:
-    """Recipe, world, device, datasets and plan of a run.
+    """Recipe, world, device, datasets, plan and sampler of a run.
 
-    `exit_stack` closes the loaders that it creates. The run updates `image_weights`, by which the sampler `hard` draws.
+    `exit_stack` closes the loaders that it creates.
     """
 
     recipe: Recipe
@@ -77,10 +75,10 @@ class RunContext:
     device: torch.device
     datasets: Datasets
     plan: Plan
+    sampler: Sampler
     loader_choice: LoaderChoice
     exit_stack: contextlib.ExitStack
     memory_format: torch.memory_format = torch.channels_last
-    image_weights: ImageWeights = field(default_factory=ImageWeights)
 
     @classmethod
     def derive(
@@ -101,20 +99,14 @@ class RunContext:
         cores = rank_cores(world)
         choice = choose_loader(recipe.data, datasets.train, device=device.type, cores=cores, free_bytes=free_bytes)
         layout = choose_memory_format(recipe.model, device, num_classes=plan.num_classes, channels=plan.channels)
-        context = cls(recipe, world, device, datasets, plan, choice, exit_stack, layout)
+        sampler = build_sampler(recipe.data, datasets.train, plan.steps)
+        context = cls(recipe, world, device, datasets, plan, sampler, choice, exit_stack, layout)
         return context.with_notes(choice.note, worker_timeout_warning(recipe.data, recipe.parallel, choice.workers))
 
     def with_notes(self, *notes: str | None) -> "RunContext":
         """Return a copy whose plan has the given `notes` too, empty ones left out."""
         more = (note for note in notes if note)
         return replace(self, plan=replace(self.plan, notes=(*self.plan.notes, *more)))
-
-    @cached_property
-    def sampler(self) -> Sampler:
-        """The sampler of the training images, built from their labels or columns at its first use."""
-        if isinstance(self.recipe.data.sampler, Hard):
-            return HardSampler(self.image_weights)
-        return build_sampler(self.recipe.data, self.datasets.train, self.plan.steps)
 
     @property
     def is_multi_label(self) -> bool:

@@ -319,10 +319,13 @@ def test_the_name_of_a_variant_is_written_first(resolve):
         (["data.sampler={name: weighted, classes: {a: 1}, column: b}"], "(set either classes or column)"),
         (["data.sampler={name: weighted, classes: {}}"], "classes names no class (write {CLASS: WEIGHT})"),
         (["data.sampler={name: weighted, classes: {a: -1}}"], "should be greater than or equal to 0"),
-        (["data.sampler={name: weighted, classes: {a: 1}, file: b}"], "file has no effect without column (set column"),
+        (
+            ["data.sampler={name: weighted, classes: {a: 1}, file: b}"],
+            "no effect without column (set column, or file=off)",
+        ),
         (["data.sampler={name: weighted, column: b, replacement: false}"], "(set num_samples)"),
         (["data.sampler=subset"], "subset needs a size (set either fraction or num_images)"),
-        (["data.sampler={name: subset, fraction: 0}"], "data.sampler.fraction: 0 should be greater than 0"),
+        (["data.sampler={name: subset, fraction: 0}"], "data.sampler.fraction: 0 should be greater than 0, or 'off'"),
         (["data.augment=[mixup, cutmix, mixup]"], "data.augment: mixup is named twice (name it once)"),
         (["data.augment=[cutmix, cutmix]"], "data.augment: cutmix is named twice (name it once)"),
         (

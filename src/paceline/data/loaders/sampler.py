@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from paceline.core.dataset import LABEL_SHARE, DatasetInfo, Source
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.units import Duration, count
+from paceline.data.hard_sampler import HardSampler
 from paceline.data.sampler import (
     CurriculumSampler,
     DistinctWeightedSampler,
@@ -26,7 +27,7 @@ from paceline.data.sources.fingerprint import get_labels
 from paceline.recipe.plugins import SAMPLER, PluginRef
 from paceline.recipe.schema.base import Off
 from paceline.recipe.schema.data import Data
-from paceline.recipe.schema.sampler import Balanced, Curriculum, OwnSampler, Repeated, Subset, Weighted
+from paceline.recipe.schema.sampler import Balanced, Curriculum, Hard, OwnSampler, Repeated, Subset, Weighted
 
 
 def count_samples(data: Data, num_images: int) -> int:
@@ -66,6 +67,8 @@ def build_sampler(data: Data, source: Source, to_steps: Callable[[Duration], int
             images = rank_images(values, is_descending=section.order == "descending")
             steps_per_epoch = max(1, len(source) // data.global_batch_size)
             return CurriculumSampler(images, section.begin, to_steps(section.end) / steps_per_epoch)
+        case Hard():
+            return HardSampler()
         case OwnSampler():
             return _build_plugin_sampler(section)
     return ShuffleSampler(is_random=data.order == "random")
@@ -81,13 +84,13 @@ def balanced_weights(info: DatasetInfo, labels: NDArray[np.integer], power: floa
     """
     table = info.targets
     if table is None:
-        return _inverse_powers(np.bincount(labels, minlength=info.num_classes), power)[labels]
+        of_classes = _inverse_powers(np.bincount(labels, minlength=info.num_classes), power)
+        return np.take(of_classes, labels)
     has_class = table.rows >= LABEL_SHARE
     counts = np.bincount(labels, minlength=len(has_class)) @ has_class
     of_classes = _inverse_powers(counts, power)
     of_rows = np.where(has_class, of_classes, of_classes.min()).max(axis=1)
-    weights: NDArray[np.float64] = of_rows[labels]
-    return weights
+    return np.take(of_rows, labels)
 
 
 def _inverse_powers(counts: NDArray[np.integer], power: float) -> NDArray[np.float64]:
@@ -133,11 +136,10 @@ def _weights_by_class(classes: Mapping[str, float], source: Source) -> NDArray[n
         raise RecipeError(f"data.sampler.classes: {unknown!r} is not a class of the dataset{hint}")
     of_classes = np.array([classes.get(name, 1.0) for name in info.class_names])
     if info.targets is None:
-        return of_classes[labels]
+        return np.take(of_classes, labels)
     has_class = info.targets.rows >= LABEL_SHARE
     of_rows = np.where(has_class, of_classes, 0).max(axis=1)
-    weights: NDArray[np.float64] = np.where(has_class.any(axis=1), of_rows, 1.0)[labels]
-    return weights
+    return np.take(np.where(has_class.any(axis=1), of_rows, 1.0), labels)
 
 
 def _labels_of(source: Source, name: str, fix: str = "set data.sampler=shuffle") -> NDArray[np.integer]:
