@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.random import Stream, exponential, permutation, permute, uniform_pairs
+from paceline.core.random import Stream, exponential, permutation, permute, stable_argsort, uniform_pairs
 from paceline.recipe.plugins import PluginRef
 
 MAX_TABLE_IMAGES: Final = 2**24
@@ -260,8 +260,8 @@ class DistinctWeightedSampler(WholeEpochSampler):
         """Return the images drawn, in a random order."""
         images = np.flatnonzero(self.weights)
         draws = uniform_pairs(seed, Stream.SAMPLER, epoch, images)
-        drawn = np.argsort(exponential(draws[:, 0]) / self.weights[images], kind="stable")[: self.samples]
-        indices = images[drawn[np.argsort(draws[drawn, 1], kind="stable")]]
+        drawn = _argsort_positive(exponential(draws[:, 0]) / self.weights[images])[: self.samples]
+        indices = images[drawn[_argsort_positive(draws[drawn, 1])]]
         return EpochOrder(indices, indices)
 
 
@@ -321,6 +321,12 @@ class CurriculumSampler(WholeEpochSampler):
         in_rounds = np.argsort(rounds, kind="stable")
         indices = self.images[places[in_rounds]]
         return EpochOrder(indices, indices + rounds[in_rounds] * num_images)
+
+
+def _argsort_positive(values: NDArray[np.float64]) -> Indices:
+    """Return the stable order of `values` that are at least 0, int64 [N]."""
+    # The bits of such floats, read as integers, have the same order. `+ 0.0` turns -0.0 into 0.0.
+    return stable_argsort((values + 0.0).view(np.uint64))
 
 
 def choose_subset(seed: int, num_images: int, size: int, labels: NDArray[np.integer] | None = None) -> Indices:
