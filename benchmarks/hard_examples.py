@@ -28,8 +28,8 @@ from paceline.core.statistics import mean_interval
 SAMPLERS: Final = {
     "shuffle": "{name: shuffle}",
     "balanced": "{name: balanced}",
-    "hard": "{name: hard, warmup: 4}",
-    "hard, share 1": "{name: hard, warmup: 4, share: 1}",
+    "hard": "{name: hard, after: 4}",
+    "hard, share 1": "{name: hard, after: 4, share: 1}",
 }
 VERSIONS: Final = ("equal", "long tail", "wrong labels")
 IMBALANCE: Final = 20

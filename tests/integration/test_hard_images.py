@@ -16,7 +16,7 @@ STEPS, SAVED = 8, 11  # steps per epoch, and a checkpoint within the second epoc
 ARGS = (
     *("data.source.num_images=96", "data.source.num_val_images=12", "data.source.image_size=8", "data.batch_size=12"),
     *("train.epochs=3", "checkpoint.every=11st", "checkpoint.keep=9", "log.samples=true", "log.tensorboard=off"),
-    *("data.sampler={name: hard, warmup: 1, share: 0.8}", "data.augment=[pad_crop,flip]", "parallel.threads=1"),
+    *("data.sampler={name: hard, after: 1, share: 0.8}", "data.augment=[pad_crop,flip]", "parallel.threads=1"),
     *("model.norm=none", "model.width=0.1", "train.precision=fp64", "log.report=off", "measure.telemetry=off"),
 )
 WEIGHTS = "image_weights.safetensors"

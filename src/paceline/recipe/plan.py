@@ -418,8 +418,8 @@ def _note_never_weighed(sampler: SamplerSection, steps_per_epoch: int, total_ste
     """Return a warning if the run ends before images are drawn by their loss."""
     if not isinstance(sampler, Hard) or sampler.steps(steps_per_epoch, total_steps):
         return []
-    first = count(sampler.warmup, "epoch")
-    return [f"data.sampler.warmup: the run ends at step {total_steps:,}, within {first}, before images are weighed"]
+    first = count(sampler.after, "epoch")
+    return [f"data.sampler.after: the run ends at step {total_steps:,}, within {first}, before images are weighed"]
 
 
 def _note_balanced_twice(data: Data, train: Train) -> list[str]:

@@ -159,6 +159,6 @@ def test_a_batch_that_is_one_image_alone_is_refused(plan, refusal):
 
 
 def test_hard_examples_that_are_never_drawn_are_noted(plan):
-    word = "data.sampler={name: hard, warmup: 3}"
-    assert any(note.startswith("data.sampler.warmup: the run ends ") for note in plan(word, "train.epochs=3").notes)
+    word = "data.sampler={name: hard, after: 3}"
+    assert any(note.startswith("data.sampler.after: the run ends ") for note in plan(word, "train.epochs=3").notes)
     assert not any("data.sampler" in note for note in plan(word, "train.epochs=4").notes)

@@ -27,7 +27,7 @@ SMALL = (
     *("data.source.num_images=48", "data.source.num_val_images=8", "data.source.image_size=8", "model.width=0.1"),
     *("data.batch_size=12", "train.epochs=4", "train.eval_every=3st", "checkpoint.every=off", "log.samples=true"),
     *("log.tensorboard=off", "log.report=off", "parallel.threads=1", "data.augment=[flip]"),
-    "data.sampler={name: hard, warmup: 1, every: 2}",
+    "data.sampler={name: hard, after: 1, every: 2}",
 )
 
 
@@ -74,7 +74,7 @@ def test_the_losses_are_those_of_torch() -> None:
 
 
 def test_loaders_start_anew_at_each_measurement() -> None:
-    steps = Hard(warmup=5, every=3).steps(steps_per_epoch=2, total_steps=25)
+    steps = Hard(after=5, every=3).steps(steps_per_epoch=2, total_steps=25)
     weigher = ImageWeigher(steps=steps, weights=ImageWeights(), **UNUSED)
     due = [step for step in range(30) if weigher.is_due(step)]
     assert due == [10, 16, 22]

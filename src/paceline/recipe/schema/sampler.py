@@ -133,7 +133,7 @@ class Hard(Section):
     where labels are noisy."""
 
     name: Literal["hard"] = "hard"
-    warmup: int = Field(5, ge=1)
+    after: int = Field(5, ge=1)
     """Epochs that visit every image once, before the first measurement."""
     every: int = Field(1, ge=1)
     """Epochs between measurements, each of which evaluates all training images without augmentation."""
@@ -146,7 +146,7 @@ class Hard(Section):
 
     def steps(self, steps_per_epoch: int, total_steps: int) -> range:
         """Return the numbers of finished steps at which the images are measured."""
-        return range(self.warmup * steps_per_epoch, total_steps, self.every * steps_per_epoch)
+        return range(self.after * steps_per_epoch, total_steps, self.every * steps_per_epoch)
 
 
 class OwnSampler(PluginSection):
