@@ -195,6 +195,8 @@ class RunDir:
     """JSON lines, one per evaluation and checkpoint, with its wall-clock time."""
     warnings = _Inside("warnings.jsonl")
     """JSON lines, one per warning."""
+    hard_images = _Inside("hard_images.jsonl")
+    """JSON lines, one per measurement of the losses that `data.sampler=hard` draws images by."""
     bad_images = _Inside("bad_images.jsonl")
     """JSON lines, one per image that could not be read and was skipped."""
     trace = _Inside("trace")

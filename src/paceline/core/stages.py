@@ -10,6 +10,8 @@ EPOCH_BOUNDARY: Final = "epoch_boundary"
 TRACE: Final = "trace"
 CAPTURE: Final = "capture"
 UNFREEZE: Final = "unfreeze"
+WEIGH: Final = "weigh"
+"""The part of the pauses `evaluate` that measures how often training images are drawn (`data.sampler=hard`)."""
 FINISH: Final = "finish"
 
 COMPUTE: Final = ("device_augment", "forward", "loss", "backward", CAPTURED, "optimizer")

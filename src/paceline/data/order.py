@@ -67,7 +67,8 @@ class EvalShard:
     """One rank's consecutive samples of an evaluation; every sample belongs to exactly one rank, without padding.
 
     `num_images` samples are evaluated: all of the split, or a fixed random subset of `split_size` samples that depends
-    on neither recipe, seed nor world size.
+    on neither recipe, seed nor world size. With `has_same_batches`, the batches of all ranks together do not depend on
+    their number.
     """
 
     num_images: int
@@ -75,6 +76,7 @@ class EvalShard:
     rank: int = 0
     world_size: int = 1
     split_size: int | None = None
+    has_same_batches: bool = False
 
     def __post_init__(self) -> None:
         assert self.split_size is None or self.split_size >= self.num_images, (
@@ -84,10 +86,10 @@ class EvalShard:
     @property
     def bounds(self) -> tuple[int, int]:
         """Half-open range of this rank's positions among the evaluated samples."""
-        return (
-            self.rank * self.num_images // self.world_size,
-            (self.rank + 1) * self.num_images // self.world_size,
-        )
+        unit = self.batch_size if self.has_same_batches else 1
+        units = -(-self.num_images // unit)
+        first, stop = (rank * units // self.world_size * unit for rank in (self.rank, self.rank + 1))
+        return min(first, self.num_images), min(stop, self.num_images)
 
     @property
     def num_batches(self) -> int:

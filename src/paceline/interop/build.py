@@ -32,6 +32,7 @@ from paceline.recipe.consent import require_consent
 from paceline.recipe.load import Patch, load_any
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.recipe import Checkpoint
+from paceline.recipe.schema.sampler import Hard
 from paceline.recipe.schema.train import BceLoss
 from paceline.training.context import RunContext
 from paceline.training.coordinator import BadImageRegistry
@@ -119,6 +120,8 @@ def _data_only_recipe(recipe: Recipe) -> Recipe:
 
 def _build_train_loader(context: RunContext, dtype: torch.dtype, shared: SharedResources) -> TrainLoader:
     transfer, finish = _build_transfer(context, dtype), context.create_transforms(dtype)
+    if isinstance(context.recipe.data.sampler, Hard):
+        raise RecipeError("data.sampler: hard needs the losses of paceline's own training loop (use another sampler)")
     if dtype == torch.uint8 and finish.mix:
         raise RecipeError(
             "data.augment: mixup and cutmix mix normalized images, but dtype is torch.uint8 (use a float dtype, or "

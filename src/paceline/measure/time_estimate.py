@@ -12,6 +12,7 @@ from statistics import fmean, median, stdev
 from typing import Final, NamedTuple
 
 from paceline.core.results import TimeForecast
+from paceline.core.stages import WEIGH
 from paceline.core.statistics import NORMAL_QUANTILE
 from paceline.recipe.plan import Plan
 
@@ -51,7 +52,7 @@ class PlannedWork:
 
     `sizes` are the image sizes in pixels by first step, `eval_images` the images of an evaluation times its passes, at
     `eval_size` pixels. `save_every_s` is an interval in seconds of training (0: none). Frozen parameters train from
-    `unfreeze_step` on.
+    `unfreeze_step` on. After the steps `weigh_after`, the losses of `weigh_images` training images are measured.
     """
 
     total_steps: int
@@ -64,10 +65,18 @@ class PlannedWork:
     sizes: Sequence[tuple[int, int]] = ((0, 1),)
     eval_size: int = 1
     unfreeze_step: int = 0
+    weigh_after: range = range(0)
+    weigh_images: int = 0
 
     @classmethod
     def from_plan(
-        cls, plan: Plan, *, eval_passes: int = 1, evaluates_train: bool = False, checkpoint_bytes: int = 0
+        cls,
+        plan: Plan,
+        *,
+        eval_passes: int = 1,
+        evaluates_train: bool = False,
+        checkpoint_bytes: int = 0,
+        weigh_after: range = range(0),
     ) -> "PlannedWork":
         """Return the work of `plan`: evaluations pass over the validation images, and training images if it says so."""
         images = plan.val_images + (min(plan.val_images, plan.train_images) if evaluates_train else 0)
@@ -82,6 +91,8 @@ class PlannedWork:
             plan.train_sizes,
             plan.eval_image_size,
             plan.unfreeze_step,
+            weigh_after,
+            plan.train_images,
         )
 
     @property
@@ -156,7 +167,7 @@ class RunEstimator:
         self._block_s = _BLOCK_S
         self._open: tuple[int, float] | None = None  # first step of the open block, and its begin
         self._blocks: list[_Block] = []
-        self._pauses: dict[str, dict[int, float]] = {"evaluate": {}, "checkpoint": {}}
+        self._pauses: dict[str, dict[int, float]] = {"evaluate": {}, "checkpoint": {}, WEIGH: {}}
 
     def update(self, step: int) -> None:
         """Record that `step` steps are complete; a call costs less than a microsecond."""
@@ -182,7 +193,7 @@ class RunEstimator:
 
     @contextlib.contextmanager
     def paused(self, name: str, step: int) -> Iterator[None]:
-        """Record a pause `evaluate` or `checkpoint` after `step` steps, whose time is in no block."""
+        """Record a pause `evaluate`, `checkpoint` or `weigh` after `step` steps, whose time is in no block."""
         begin_s = self._now()
         try:
             yield
@@ -248,12 +259,15 @@ class RunEstimator:
             steps_s += number * step_s
             eval_step_s = step_s * (self.work.eval_size / phase.size) ** 2
         num_evals, num_saves = self.work.evaluations(step), self.work.checkpoints(step, steps_s)
-        eval_steps = self.work.eval_images / self.work.batch_size
-        eval_s, eval_error = self._mean_pause("evaluate", _FORWARD_SHARE * eval_step_s * eval_steps)
+        num_weighed = sum(each > step for each in self.work.weigh_after)
+        image_s = _FORWARD_SHARE * eval_step_s / self.work.batch_size
+        eval_s, eval_error = self._mean_pause("evaluate", image_s * self.work.eval_images)
+        weigh_s, weigh_error = self._mean_pause(WEIGH, image_s * self.work.weigh_images)
         save_s, save_error = self._mean_pause("checkpoint", self.work.checkpoint_bytes / _CHECKPOINT_BYTES_PER_S)
-        for number, (below_s, above_s) in ((num_evals, eval_error), (num_saves, save_error)):
+        pauses = ((num_evals, eval_error), (num_saves, save_error), (num_weighed, weigh_error))
+        for number, (below_s, above_s) in pauses:
             errors.append((number * below_s, number * above_s))
-        predicted_s = steps_s + num_evals * eval_s + num_saves * save_s + _END_S
+        predicted_s = steps_s + num_evals * eval_s + num_saves * save_s + num_weighed * weigh_s + _END_S
         below_s, above_s = (math.sqrt(fsum(error[side] ** 2 for error in errors)) for side in (0, 1))
         return TimeForecast(
             predicted_s=predicted_s,

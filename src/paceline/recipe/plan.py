@@ -16,7 +16,7 @@ from paceline.recipe.schema.data import Data, Progressive
 from paceline.recipe.schema.model import is_published
 from paceline.recipe.schema.optim import OneCycle, OptimSection, RangeTest, ScheduleSection, Step
 from paceline.recipe.schema.recipe import Checkpoint
-from paceline.recipe.schema.sampler import Balanced, Repeated, Weighted
+from paceline.recipe.schema.sampler import Balanced, Hard, Repeated, SamplerSection, Weighted
 from paceline.recipe.schema.train import Ema, Parallel, Train
 from paceline.recipe.targets import check_targets
 
@@ -165,6 +165,7 @@ class Plan:
                     total_steps,
                 ),
                 *_note_never_unfrozen(unfreeze_step, total_steps),
+                *_note_never_weighed(data.sampler, steps_per_epoch, total_steps),
                 *_note_balanced_twice(data, recipe.train),
                 *_note_below_size(train_sizes, image_size, total_steps),
                 *_note_preprocessing(recipe, image_size, train),
@@ -411,6 +412,14 @@ def _note_never_unfrozen(unfreeze_step: int, total_steps: int) -> list[str]:
     return [
         f"model.unfreeze: the run ends at step {total_steps:,}, before frozen parameters train at {unfreeze_step:,}"
     ]
+
+
+def _note_never_weighed(sampler: SamplerSection, steps_per_epoch: int, total_steps: int) -> list[str]:
+    """Return a warning if the run ends before images are drawn by their loss."""
+    if not isinstance(sampler, Hard) or sampler.steps(steps_per_epoch, total_steps):
+        return []
+    first = count(sampler.after, "epoch")
+    return [f"data.sampler.after: the run ends at step {total_steps:,}, within {first}, before images are weighed"]
 
 
 def _note_balanced_twice(data: Data, train: Train) -> list[str]:

@@ -7,7 +7,7 @@ from math import inf
 from statistics import median
 from typing import Any, Final
 
-from paceline.core.stages import UNFREEZE
+from paceline.core.stages import UNFREEZE, WEIGH
 from paceline.core.units import count, seconds
 from paceline.report import cells
 from paceline.report.document import BarChart, BarRow, BarSegment, Block, KeyValueList, PageSection, Table, TableCell
@@ -19,7 +19,7 @@ _NUM_SLOTS: Final = 300
 _MAX_VISIBLE_PAUSES: Final = 60
 _MAX_PROCESSES: Final = 100
 _SLOW_SHARE: Final = 0.5
-_PAUSES: Final = ("evaluate", "checkpoint", UNFREEZE)
+_PAUSES: Final = ("evaluate", WEIGH, "checkpoint", UNFREEZE)
 _TRAINING, _SLOW, _START_UP, _REWORK, _DOWN = "training", "slow", "start_up", "rework", "down"
 # Labels and CSS classes, in the order of the legend.
 _KINDS: Final = {
@@ -27,6 +27,7 @@ _KINDS: Final = {
     _TRAINING: ("training", "c-useful"),
     _SLOW: ("slow steps: below half of the median speed", "c-wrong"),
     "evaluate": ("evaluation", "c-evaluate"),
+    WEIGH: ("image weighing", "c-evaluate"),
     "checkpoint": ("checkpoint", "c-checkpoint"),
     UNFREEZE: ("unfreezing", "c-unfreeze"),
     _REWORK: ("steps that were lost and repeated", "c-rework"),

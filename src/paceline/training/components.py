@@ -13,8 +13,11 @@ import torch
 from torch import nn
 
 from paceline.core.errors import RecipeError
+from paceline.core.run_dir import append_line
 from paceline.core.statistics import Patience, TargetCriterion
+from paceline.data.augment.build import place_targets
 from paceline.data.batch import Batch, batch_dtype
+from paceline.data.hard_sampler import HardSampler, ImageWeights
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure.profiler import require_nvtx
 from paceline.measure.throughput import IntervalTimer, RunTimer
@@ -26,22 +29,24 @@ from paceline.parallel.process_group import RankStore, local_rank_zero_first
 from paceline.parallel.strategy import Strategy
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.model import Model, is_published
+from paceline.recipe.schema.sampler import Hard
 from paceline.recipe.schema.train import Train
 from paceline.training.checkpoint import load_model
 from paceline.training.clipping import build_adaptive_clip
 from paceline.training.context import RunContext
-from paceline.training.coordinator import BadImageRegistry, StepCoordinator, never_up
+from paceline.training.coordinator import BadImageRegistry, SplitBadImages, StepCoordinator, never_up
 from paceline.training.distill import Teacher, build_criterion, check_same_teacher, load_teacher
 from paceline.training.ema import build_weight_average
 from paceline.training.first_inputs import MAX_IMAGES, FirstInputs
 from paceline.training.goodput import GoodputTracker
+from paceline.training.hard_images import ImageWeigher, LossMeter
 from paceline.training.init_weights import (
     InitialWeights,
     find_initial_checkpoint,
     load_initial_weights,
     restored_origin,
 )
-from paceline.training.logging.base import build_sample_trace
+from paceline.training.logging.base import build_sample_trace, drop_records_after
 from paceline.training.loss import build_loss
 from paceline.training.lr_schedule import build_lr_schedule
 from paceline.training.measurements import RunMeter
@@ -247,7 +252,8 @@ def build_training_state(
         recipe.schedule, context.plan, is_minimized=build_monitor(recipe, default="loss").is_minimized
     )
     extra_state = ExtraOptimizerState.from_optimizer(optimizer, recipe.optim.name)
-    return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state)
+    weights = context.sampler.weights if isinstance(context.sampler, HardSampler) else ImageWeights()
+    return TrainingState(model, optimizer, schedule, precision, average, strategy, extra_state, weights)
 
 
 def build_run_deadline(context: RunContext, process: RunProcess, outputs: RunOutputs) -> Deadline | None:
@@ -312,6 +318,7 @@ def build_trainer(
         guard=update.guard,
         schedule=schedule,
         loader=meter.loader,
+        weigher=build_image_weigher(context, process, training_state, bad_images.for_split("train")),
         log_pause=outputs.log_pause,
         record_inputs=_build_input_recorder(context, process, precision),
         evaluate_model=context.create_evaluator(
@@ -358,6 +365,35 @@ def build_trainer(
         saves_at_end=recipe.checkpoint.every != "off",
         batch_size=plan.batch_size,
         total_steps=plan.total_steps,
+    )
+
+
+def build_image_weigher(
+    context: RunContext, process: RunProcess, training_state: TrainingState, bad_images: SplitBadImages
+) -> ImageWeigher | None:
+    """Return what weighs the training images for `data.sampler=hard`; None for other samplers."""
+    section, plan, datasets = context.recipe.data.sampler, context.plan, context.datasets
+    if not isinstance(section, Hard):
+        return None
+    weights, path = training_state.image_weights, process.rundir.hard_images
+    if context.world.is_main:
+        drop_records_after(path, weights.step)
+    return ImageWeigher(
+        section,
+        steps=section.steps(plan.steps_per_epoch, plan.total_steps),
+        weights=weights,
+        evaluator=context.create_loss_evaluator(
+            training_state.precision, training_state.strategy, bad_images, process.should_stop_evaluation
+        ),
+        new_meter=partial(
+            LossMeter,
+            plan.train_images,
+            context.device,
+            place_targets(datasets.train.info.targets, context.device),
+            is_multi_label=context.is_multi_label,
+        ),
+        is_main=context.world.is_main,
+        log=partial(append_line, path),
     )
 
 

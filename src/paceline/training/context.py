@@ -44,7 +44,7 @@ from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
 from paceline.recipe.targets import is_multi_label
-from paceline.training.coordinator import BadImageRegistry
+from paceline.training.coordinator import BadImageRegistry, SplitBadImages
 from paceline.training.datasets import ReadData, share_statistics
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import (
@@ -204,10 +204,12 @@ class RunContext:
             return loader
         return ReplayLoader(loader, NUM_REPLAYED_BATCHES, transfer.to_device if data.replay == "device" else None)
 
-    def create_eval_loader(self, source: Source, num_images: int) -> tuple[Loader, int]:
+    def create_eval_loader(
+        self, source: Source, num_images: int, *, has_same_batches: bool = False
+    ) -> tuple[Loader, int]:
         """Return this rank's loader and number of batches to evaluate `num_images` images of `source`."""
         plan, world = self.plan, self.world
-        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, split_size=len(source))
+        shard = EvalShard(num_images, plan.eval_batch, world.rank, world.world_size, len(source), has_same_batches)
         loader = build_eval_loader(self.recipe.data, source, shard, plan.eval_image_size, self._loader_options)
         return self._close_at_end(loader), shard.num_batches
 
@@ -275,6 +277,25 @@ class RunContext:
         if self.recipe.train.eval_train == "off":
             return ModelEvaluator(val, average)
         return ModelEvaluator(val, average, evaluator("train", datasets.train, min(plan.val_images, plan.train_images)))
+
+    def create_loss_evaluator(
+        self, precision: Precision, strategy: Strategy, bad_images: SplitBadImages, should_stop: Callable[[], bool]
+    ) -> SplitEvaluator:
+        """Return the evaluator of all training images, in the same batches for any number of ranks."""
+        source, num_images = self.datasets.train, self.plan.train_images
+        loader, num_batches = self.create_eval_loader(source, num_images, has_same_batches=True)
+        return SplitEvaluator(
+            loader=loader,
+            num_batches=num_batches,
+            num_images=num_images,
+            class_names=source.info.class_names,
+            transfer=self.create_transfer(precision.dtype),
+            precision=precision,
+            strategy=strategy,
+            device=self.device,
+            should_stop=should_stop,
+            bad_images=bad_images,
+        )
 
     def check_batch_norm(
         self, precision: Precision, strategy: Strategy, average: WeightAverage | None, model: nn.Module

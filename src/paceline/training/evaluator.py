@@ -18,7 +18,7 @@ from paceline.training.coordinator import SplitBadImages
 from paceline.training.ema import WeightAverage
 from paceline.training.precision import Precision
 from paceline.training.scores import NO_METRICS, ExtraMetrics, do_nothing
-from paceline.training.split_meter import ClassMeter, LabelMeter, SplitEvaluation, SplitMeter
+from paceline.training.split_meter import BatchMeter, ClassMeter, LabelMeter, SplitEvaluation, SplitMeter
 
 _BATCH_NORM_BATCH: Final = 128
 """Images per batch of the BatchNorm check."""
@@ -102,8 +102,12 @@ class SplitEvaluator:
 
         Return None if a rank `should_stop`. Unreadable images are added to `bad_images`.
         """
-        stopped, num_bad, num_new = False, 0, 0
         meter = self._build_meter()
+        return meter.evaluate(self.strategy, self.class_names) if self.count(model, meter) else None
+
+    def count(self, model: nn.Module, meter: BatchMeter) -> bool:
+        """Count the images of all ranks with `meter`; return False if a rank `should_stop`. Collective."""
+        stopped, num_bad, num_new = False, 0, 0
         with eval_mode(model), self.strategy.evaluating(model), torch.inference_mode():
             for batch in self.loader.batches(0, self.num_batches):
                 stopped = self.should_stop()
@@ -121,7 +125,7 @@ class SplitEvaluator:
         flags = torch.tensor([stopped, num_bad, num_new], dtype=torch.int64, device=self.device)
         num_stopped, all_bad, all_new = self.strategy.sum(flags).tolist()
         if num_stopped:
-            return None
+            return False
         # Integers, so that the sum over ranks is exact.
         counted = num_images + all_bad
         assert counted == self.num_images, f"{counted} images were counted of {self.num_images}"
@@ -129,7 +133,7 @@ class SplitEvaluator:
             self.bad_images.sync()
         if not num_images:
             raise DataError(f"data.source: none of the {self.num_images:,} images to evaluate can be read (fix them)")
-        return meter.evaluate(self.strategy, self.class_names)
+        return True
 
     def _build_meter(self) -> SplitMeter:
         if self.threshold is not None:

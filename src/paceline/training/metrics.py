@@ -56,17 +56,25 @@ def predict_batch(logits: Tensor, labels: Tensor, num_best: int = 5, targets: Te
     hits = best == labels[:, None]
     if num_best > 5:
         hits = _extend_hits(hits, log_probabilities, labels, num_best)
-    if targets is None:
-        losses = -log_probabilities.gather(1, labels[:, None])[:, 0]
-    else:
-        losses = -(targets * log_probabilities).sum(dim=1)
     return Predictions(
         labels=labels,
         hits=hits,
         predicted=best[:, 0],
         confidence=log_probabilities.gather(1, best[:, :1])[:, 0].exp(),
-        losses=losses,
+        losses=cross_entropy(log_probabilities, labels, targets),
     )
+
+
+def cross_entropy(log_probabilities: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
+    """Return the cross-entropy [N] of labels int64 [N], or of soft `targets` float [N, num_classes]."""
+    if targets is None:
+        return -log_probabilities.gather(1, labels[:, None])[:, 0]
+    return -(targets * log_probabilities).sum(dim=1)
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over the classes [N] for logits float64 [N, K] and targets float64 [N, K]."""
+    return functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
 
 
 def _extend_hits(hits: Tensor, log_probabilities: Tensor, labels: Tensor, num_best: int) -> Tensor:
@@ -184,7 +192,7 @@ class LabelCounts:
         logits, targets = logits.double(), targets.double()
         # float32, as `paceline predict` reports them.
         is_predicted, is_label = logits.sigmoid().float() > threshold, targets >= LABEL_SHARE
-        losses = functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
+        losses = binary_cross_entropy(logits, targets)
         is_exact = (is_predicted == is_label).all(dim=1).double()
         self.scores.add_(torch.stack([torch.ones_like(losses), is_exact, losses]).sum(dim=1))
         self.classes.add_(torch.stack([is_label, is_label & is_predicted, is_predicted]).sum(dim=1))

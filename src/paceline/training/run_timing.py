@@ -15,6 +15,7 @@ from paceline.core.results import EstimateResult, Status
 from paceline.core.world import World
 from paceline.measure.throughput import RunTimer
 from paceline.measure.time_estimate import PlannedWork, RunEstimator
+from paceline.recipe.schema.sampler import Hard
 from paceline.recipe.schema.train import Train
 from paceline.training.context import RunContext
 from paceline.training.outputs import RunOutputs
@@ -101,12 +102,13 @@ def add_timing(
     """Return the outputs of rank 0 with a `RunTiming` that sees each step and pause; None on other ranks."""
     if outputs.goodput is None:
         return outputs, None
-    recipe = context.recipe
+    recipe, plan, sampler = context.recipe, context.plan, context.recipe.data.sampler
     work = PlannedWork.from_plan(
-        context.plan,
+        plan,
         eval_passes=2 if is_averaged else 1,
         evaluates_train=recipe.train.eval_train == "on",
         checkpoint_bytes=outputs.checkpoint_bytes,
+        weigh_after=sampler.steps(plan.steps_per_epoch, plan.total_steps) if isinstance(sampler, Hard) else range(0),
     )
     left_s = _time_left(recipe.train, outputs)
     timing = RunTiming(

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import CheckpointError
 from paceline.core.results import Status
+from paceline.data.hard_sampler import ImageWeights
 from paceline.parallel.strategy import Strategy
 from paceline.training.checkpoint import (
     CheckpointWriter,
@@ -32,6 +33,7 @@ from paceline.training.precision import Precision
 from paceline.training.state import TrainState
 
 _COMM_STATE: Final = "compression"
+_IMAGE_WEIGHTS: Final = "image_weights"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class TrainingState:
     average: WeightAverage | None
     strategy: Strategy
     extra_state: ExtraOptimizerState
+    image_weights: ImageWeights = field(default_factory=ImageWeights)
 
     def state_dict(self, state: TrainState, saved: Mapping[str, Any]) -> Snapshot:
         """Return the state of all components, gathered from all ranks, and the values `saved`. Collective.
@@ -58,6 +61,7 @@ class TrainingState:
             "precision": self.precision.tensors(),
             "average": self.average.tensors() if self.average else {},
             _COMM_STATE: powersgd.tensors() if powersgd else {},
+            _IMAGE_WEIGHTS: _weights_to_tensors(self.image_weights),
         }
         comm_values = powersgd.values(self.model) if powersgd else {}
         values = {
@@ -109,6 +113,8 @@ class TrainingState:
         self.schedule.load_state_dict(values["schedule"])
         if scaler:
             scaler.load_state_dict(values["scale"])
+        if weights := load_tensor_group(checkpoint, _IMAGE_WEIGHTS):
+            self.image_weights.update(weights["values"].numpy(), int(weights["step"]))
         return TrainState.from_dict(values["train"])
 
     def _shard(self, full: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -116,6 +122,12 @@ class TrainingState:
             name: self.strategy.shard_like(tensor, own[name]) if name in own else tensor
             for name, tensor in full.items()
         }
+
+
+def _weights_to_tensors(weights: ImageWeights) -> dict[str, Tensor]:
+    if not len(weights.values):
+        return {}
+    return {"values": torch.from_numpy(weights.values), "step": torch.tensor(weights.step)}
 
 
 @contextlib.contextmanager

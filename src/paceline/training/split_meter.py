@@ -34,8 +34,8 @@ class SplitEvaluation(NamedTuple):
     predictions: tuple[ImagePrediction, ...] = ()
 
 
-class SplitMeter(Protocol):
-    """Count the batches of this rank, then compute the metrics of all ranks."""
+class BatchMeter(Protocol):
+    """Count the batches of this rank, then add up the counts of all ranks."""
 
     def add(self, logits: Tensor, labels: Tensor, indices: NDArray[np.int64]) -> None:
         """Count logits float [N, K] of images `indices` int64 [N] with labels int64 [N]."""
@@ -44,6 +44,10 @@ class SplitMeter(Protocol):
     def sum_over_ranks(self, strategy: Strategy) -> int:
         """Add up the counts of all ranks; return the number of images. Collective."""
         ...
+
+
+class SplitMeter(BatchMeter, Protocol):
+    """Compute the metrics of all ranks from the counts."""
 
     def evaluate(self, strategy: Strategy, names: Sequence[str]) -> SplitEvaluation:
         """Return the metrics of at least one image, of classes called `names`. Collective."""

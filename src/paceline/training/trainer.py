@@ -1,6 +1,6 @@
 """The training loop, with evaluations and checkpoints between optimizer steps. It reads no recipe."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from paceline.core.metric import Monitor
 from paceline.core.random import step_seed
 from paceline.core.results import Status
+from paceline.core.stages import WEIGH
 from paceline.core.statistics import Patience, TargetCriterion
 from paceline.data.augment.build import DeviceTransforms
 from paceline.data.batch import Batch
@@ -21,6 +22,7 @@ from paceline.training.clipping import AdaptiveClip
 from paceline.training.coordinator import StepCoordinator, StepDecision
 from paceline.training.ema import WeightAverage
 from paceline.training.evaluator import ModelEvaluator
+from paceline.training.hard_images import ImageWeigher
 from paceline.training.lr_schedule import LrSchedule
 from paceline.training.metrics_logger import BatchAccuracy, MetricsLogger
 from paceline.training.nonfinite import GradientProbe, NonFiniteGuard, SavedBuffers, StepValues
@@ -176,6 +178,7 @@ class Trainer:
     guard: NonFiniteGuard
     schedule: LrSchedule
     loader: Loader
+    weigher: ImageWeigher | None
     record_inputs: Callable[[Batch], None]
     log_pause: LogPause
     evaluate_model: ModelEvaluator
@@ -206,10 +209,12 @@ class Trainer:
                 return "preempted"  # the checkpoint is still valid
             if self.saves_at_end and self.is_at_end(state):
                 self.save_checkpoint(state, "ended")
+        if not self.weigh_images(state):
+            return "preempted"
         interrupted = False
         is_over = self.is_at_end(state) or (self.has_max_time and state.step > 0 and self.coordinator.was_time_up())
         last_step = state.step if is_over else self.total_steps
-        for batch in self.clock.batches(self.loader.batches(state.step, last_step)):
+        for batch in self.batches(state.step, last_step):
             if state.step == 0:
                 self.record_inputs(batch)
             loss = self.train_step(batch, state)
@@ -218,7 +223,7 @@ class Trainer:
                 state.advance(self.batch_size)
                 decision = self.coordinator.poll(state.step, batch)  # all ranks: save? stop?
             self.clock.end_step(self.batch_size)
-            interrupted = decision.stop or (self.eval_every.is_due(state.step) and not self.evaluate_after_step(state))
+            interrupted = decision.stop or not (self.evaluate_after_step(state) and self.weigh_images(state))
             finished = interrupted or decision.is_time_up or self.is_at_end(state)
             if self.should_save(state, decision, interrupted=interrupted, finished=finished):
                 self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
@@ -232,6 +237,11 @@ class Trainer:
             status = "preempted"
         with self.clock.paused("checkpoint"), self.log_pause("checkpoint", state.step):
             return self.save_state.finish(state, status)
+
+    def batches(self, first: int, stop: int) -> Iterator[Batch]:
+        """Yield the batches of steps `first` to `stop` - 1; once images are weighed anew, by a new iterator."""
+        for steps in self.weigher.split(first, stop) if self.weigher else [range(first, stop)]:
+            yield from self.clock.batches(self.loader.batches(steps.start, steps.stop))
 
     def train_step(self, batch: Batch, state: TrainState) -> Tensor:
         """Seed the generators and run one optimizer step; return this rank's mean loss, on the device."""
@@ -295,6 +305,19 @@ class Trainer:
         return report is not None
 
     def evaluate_after_step(self, state: TrainState) -> bool:
-        """Evaluate; return False if the run is preempted during the evaluation or right after it."""
+        """Evaluate if due; return False if the run is preempted during the evaluation or right after it."""
+        if not self.eval_every.is_due(state.step):
+            return True
         # A stop request that arrived during a completed evaluation must not wait for another step.
         return self.evaluate(state) and (self.is_at_end(state) or not self.coordinator.is_stop_requested())
+
+    def weigh_images(self, state: TrainState) -> bool:
+        """Weigh the training images if due; return False if the run is preempted meanwhile or right after it."""
+        if self.weigher is None or not self.weigher.is_due(state.step) or self.is_at_end(state):
+            return True
+        with self.clock.paused("evaluate"), self.log_pause(WEIGH, state.step):
+            self.guard.sync()
+            self.coordinator.flush()
+            with self.logger.paused():
+                is_complete = self.weigher(self.model, state.step)
+        return is_complete and not self.coordinator.is_stop_requested()

@@ -84,6 +84,15 @@ def test_a_rank_without_images_evaluates_no_batch() -> None:
     assert EvalShard(1, batch_size=8, rank=0, world_size=2).num_batches == 0
 
 
+@pytest.mark.parametrize("num_images", [1, 16, 37, 40])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_the_batches_of_all_ranks_may_be_the_same_for_any_number_of_them(num_images: int, world_size: int) -> None:
+    whole = EvalShard(num_images, 8)
+    shards = [EvalShard(num_images, 8, rank, world_size, has_same_batches=True) for rank in range(world_size)]
+    batches = [shard.indices(number).tolist() for shard in shards for number in range(shard.num_batches)]
+    assert batches == [whole.indices(number).tolist() for number in range(whole.num_batches)]
+
+
 def test_permutations_of_two_epochs_are_cached(monkeypatch) -> None:
     """Threads that share an order may still be in the previous epoch."""
     drawn: list[int] = []

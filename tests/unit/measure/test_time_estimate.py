@@ -1,6 +1,7 @@
 """The estimate of a run's time, on a clock that the test moves."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_evaluations_and_checkpoints_count_before_they_have_happened() -> None:
     assert found.step_s == pytest.approx(0.1) and found.eval_s == pytest.approx(0.5)
     assert found.predicted_s == pytest.approx(900 * 0.1 + 4 * 0.5 + END_S)
     assert found.low_s < found.predicted_s < found.high_s
+
+
+def test_weighing_images_counts_before_and_after_it_has_happened() -> None:
+    """3,000 images are 30 steps forward, 10 of training, after steps 400 and 800; it then takes 3 s."""
+    clock = Clock()
+    estimator = RunEstimator(replace(WORK, weigh_after=range(400, 1000, 400), weigh_images=3000), now=clock)
+    run(estimator, clock, 100)
+    assert estimator.remaining().predicted_s == pytest.approx(900 * 0.1 + 4 * 0.5 + 2 * 1.0 + END_S)
+    run(estimator, clock, 400)
+    with estimator.paused("weigh", 400):
+        clock.now_s += 3
+    assert estimator.remaining().predicted_s == pytest.approx(600 * 0.1 + 3 * 0.5 + 3.0 + END_S)
 
 
 def test_the_first_step_and_pauses_are_in_no_step_time() -> None:

@@ -156,3 +156,9 @@ def test_a_batch_that_is_one_image_alone_is_refused(plan, refusal):
     message = refusal(plan, word, "data.batch_size=8")
     assert message.startswith("data.batch_size: 8 is too small for images that repeat 8 times (try 16, or lower ")
     assert plan(word, "data.batch_size=9").steps_per_epoch == 111
+
+
+def test_hard_examples_that_are_never_drawn_are_noted(plan):
+    word = "data.sampler={name: hard, after: 3}"
+    assert any(note.startswith("data.sampler.after: the run ends ") for note in plan(word, "train.epochs=3").notes)
+    assert not any("data.sampler" in note for note in plan(word, "train.epochs=4").notes)

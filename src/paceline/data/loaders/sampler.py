@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from paceline.core.dataset import LABEL_SHARE, DatasetInfo, Source
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.units import Duration, count
+from paceline.data.hard_sampler import HardSampler
 from paceline.data.sampler import (
     CurriculumSampler,
     DistinctWeightedSampler,
@@ -26,7 +27,7 @@ from paceline.data.sources.fingerprint import get_labels
 from paceline.recipe.plugins import SAMPLER, PluginRef
 from paceline.recipe.schema.base import Off
 from paceline.recipe.schema.data import Data
-from paceline.recipe.schema.sampler import Balanced, Curriculum, OwnSampler, Repeated, Subset, Weighted
+from paceline.recipe.schema.sampler import Balanced, Curriculum, Hard, OwnSampler, Repeated, Subset, Weighted
 
 
 def count_samples(data: Data, num_images: int) -> int:
@@ -66,6 +67,8 @@ def build_sampler(data: Data, source: Source, to_steps: Callable[[Duration], int
             images = rank_images(values, is_descending=section.order == "descending")
             steps_per_epoch = max(1, len(source) // data.global_batch_size)
             return CurriculumSampler(images, section.begin, to_steps(section.end) / steps_per_epoch)
+        case Hard():
+            return HardSampler()
         case OwnSampler():
             return _build_plugin_sampler(section)
     return ShuffleSampler(is_random=data.order == "random")

@@ -50,8 +50,8 @@ class Data(Section):
     to measure what random reads cost. A folder stores one class after the other, which trains badly."""
     sampler: SamplerSection = Shuffle()
     """Which training images an epoch visits: `shuffle` each one once, `repeated` a part of them several times,
-    `balanced` each class equally often, `weighted` by weights, `subset` a fixed part, `curriculum` easy ones first, or
-    your own."""
+    `balanced` each class equally often, `weighted` by weights, `subset` a fixed part, `curriculum` easy ones first,
+    `hard` those of high loss more often, or your own."""
     image_size: PositiveInt | Auto = "auto"
     """Height and width of the model's input; `auto` is the size of the dataset's images, or `auto_image_size` if their
     sizes differ."""

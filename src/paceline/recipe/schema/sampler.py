@@ -126,13 +126,36 @@ class Curriculum(Section):
     """When all images are in use, from the start of the run; the share rises linearly until then."""
 
 
+class Hard(Section):
+    """Hard-example mining: draw training images more often the higher their loss was when last measured, as Loshchilov
+    and Hutter 2016 (arXiv 1511.06343) and Katharopoulos and Fleuret 2018 (arXiv 1803.00942), but without weighting the
+    loss to undo it. An epoch has as many samples as before. Images with wrong labels have high losses too, so it hurts
+    where labels are noisy."""
+
+    name: Literal["hard"] = "hard"
+    after: int = Field(5, ge=1)
+    """Epochs that visit every image once, before the first measurement."""
+    every: int = Field(1, ge=1)
+    """Epochs between measurements, each of which evaluates all training images without augmentation."""
+    power: float = Field(1.0, gt=0, le=4)
+    """Exponent of the loss, of which the weight of an image is made: more than 1 prefers the hardest images more."""
+    limit: float = Field(10.0, gt=1, le=1000)
+    """Largest weight relative to the mean weight; higher ones, such as those of wrong labels, are lowered to it."""
+    share: float = Field(0.5, gt=0, le=1)
+    """Share of the samples that are drawn by weight; the others give every image the same chance."""
+
+    def steps(self, steps_per_epoch: int, total_steps: int) -> range:
+        """Return the numbers of finished steps at which the images are measured."""
+        return range(self.after * steps_per_epoch, total_steps, self.every * steps_per_epoch)
+
+
 class OwnSampler(PluginSection):
     """Your own sampler: `MySampler(**args)` returns a callable that takes a seed, an epoch and the number of images,
     and returns the indices of the epoch's samples ([the interface](../how-to/extend.md#custom-samplers))."""
 
 
 SamplerSection = Annotated[
-    Annotated[Shuffle | Repeated | Balanced | Weighted | Subset | Curriculum | OwnSampler, ByName()],
+    Annotated[Shuffle | Repeated | Balanced | Weighted | Subset | Curriculum | Hard | OwnSampler, ByName()],
     ACCEPT_NAME,
     NAME_JSON_SCHEMA,
 ]
