@@ -16,8 +16,8 @@ demo: $(READY) $(NATIVE)
 
 # `make test` is the ring to run at each change: the core of every promise (two ranks against one, resumed against
 # uninterrupted runs, checkpoints, and the numerics of several ranks), then the units. `make test-all` is the gate. It
-# adds what starts programs and looks at what they leave behind, and what watches the clock or has hosts of its own.
-# The latter runs one test at a time, all others by file in two processes of one thread each: the longest first, and the
+# adds what starts programs and looks at what they leave behind, and what measures time or the load of the machine. The
+# latter runs one test at a time, all others by file in two processes of one thread each: the longest first, and the
 # units last, so that both processes are busy until the end. A test in none of the lists runs alone. Threads that spin
 # while they wait would keep the core from the other process.
 UNITS := tests/unit tests/architecture tests/golden
@@ -25,7 +25,7 @@ NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
   $(call NAMED,numerics,allreduce checkpoints consensus evaluation many_ranks nonfinite powersgd strategies) \
   $(call NAMED,numerics,sync_batch_norm) $(call NAMED,examples,minimal_ddp)
-PAIRS := tests/docs tests/cluster/slurm $(call NAMED,examples,interop own_parts) \
+PAIRS := tests/docs tests/cluster/slurm $(call NAMED,cluster/hosts,hosts) $(call NAMED,examples,interop own_parts) \
   $(call NAMED,faults,exact_resume ranks signals archives console data) $(call NAMED,integration,profile follow) \
   $(call NAMED,faults,environment last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
   $(call NAMED,faults,disk_hangs system_faults time_limit torchrun wide_pixels) $(call NAMED,examples,examples) \
