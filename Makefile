@@ -16,23 +16,16 @@ demo: $(READY) $(NATIVE)
 
 # `make test` is the ring to run at each change: the core of every promise (two ranks against one, resumed against
 # uninterrupted runs, checkpoints, and the numerics of several ranks), then the units. `make test-all` is the gate. It
-# adds what starts programs and looks at what they leave behind, and what measures time or the load of the machine. The
-# latter runs one test at a time, all others by file in two processes of one thread each: the longest first, and the
-# units last, so that both processes are busy until the end. A test in none of the lists runs alone. Threads that spin
-# while they wait would keep the core from the other process.
+# adds what starts programs and looks at what they leave behind. Tests run by file in two processes of one thread each,
+# those of units last, so that both processes are busy until the end. What measures time or the load of the machine runs
+# alone afterwards, also after a failure. Threads that spin while they wait would keep the core from the other process.
 UNITS := tests/unit tests/architecture tests/golden
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
   $(call NAMED,numerics,allreduce checkpoints consensus evaluation many_ranks nonfinite powersgd strategies) \
   $(call NAMED,numerics,sync_batch_norm) $(call NAMED,examples,minimal_ddp)
-PAIRS := tests/docs tests/cluster/slurm $(call NAMED,cluster/hosts,hosts) $(call NAMED,examples,interop own_parts) \
-  $(call NAMED,faults,exact_resume ranks signals archives console data) $(call NAMED,integration,profile follow) \
-  $(call NAMED,faults,environment last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
-  $(call NAMED,faults,disk_hangs system_faults time_limit torchrun wide_pixels) $(call NAMED,examples,examples) \
-  $(call NAMED,integration,calibrate callbacks check compile completion distillation emulated explain export_photographs failures) \
-  $(call NAMED,integration,frozen fuzz health kubernetes monitor published_weights several_labels timm_families wide_pixels) \
-  $(call NAMED,integration,ladder lr_find python_ranks real_data release remote report_page same_samples trackers) \
-  $(call NAMED,numerics,watchdog)
+ALONE := $(call NAMED,cluster/hosts,doctor link) $(call NAMED,faults,doctor) $(call NAMED,numerics,timing) \
+  $(call NAMED,integration,contention doctor_ranks trace truth)
 IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
@@ -41,13 +34,12 @@ test: $(READY_DEV) $(NATIVE)
 	$(BIN)/python .ci/tests.py build/tests quick || failed=1; \
 	exit $$failed
 
-# Where one part fails, the other runs all the same.
 test-all: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
 	@failed=0; \
-	$(IN_TWO) $(MAIN_PATHS) $(PAIRS) $(UNITS) --junitxml build/tests/pairs.xml || failed=1; \
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(MAIN_PATHS) $(PAIRS)) --junitxml build/tests/rest.xml || failed=1; \
-	$(BIN)/python .ci/tests.py build/tests pairs rest || failed=1; \
+	$(IN_TWO) tests $(ALONE:%=--ignore=%) --junitxml build/tests/pairs.xml || failed=1; \
+	$(BIN)/python -m pytest $(ALONE) --junitxml build/tests/alone.xml || failed=1; \
+	$(BIN)/python .ci/tests.py build/tests pairs alone || failed=1; \
 	exit $$failed
 
 # What takes minutes: the commands of all pages, every preset for two steps, a run that is killed again and again, and,
