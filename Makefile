@@ -9,51 +9,37 @@ NATIVE := $(VENV)/.native
 NATIVE_SOURCES := setup.py $(wildcard csrc/*.c csrc/*.h)
 BUILD_NATIVE := setup.py --quiet build_ext --inplace
 
-.PHONY: demo test test-all test-rest test-long test-gpu test-gpu-emulated lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
+.PHONY: demo test test-all test-long test-gpu test-gpu-emulated lint types format docs wheel sbom lock locked clean native native-sanitised fuzz
 
 demo: $(READY) $(NATIVE)
 	$(BIN)/paceline train --ranks 2 parallel.device=cpu
 
-# `make test` is the ring to run at each change: the units, in two processes of one thread each; then the core of every
-# promise: two ranks against one, resumed against uninterrupted runs, checkpoints, and the numerics of several ranks.
-# `make test-all` is the gate. It adds what starts programs and looks at what they leave behind (by file, in two
-# processes, the longest first), and what watches the clock or has hosts of its own, one test at a time. Where one part
-# fails, the next one runs all the same. A test in none of the lists is in the last part. Threads that spin while they
-# wait would keep the core from the other process.
+# `make test` is the ring to run at each change: the core of every promise (two ranks against one, resumed against
+# uninterrupted runs, checkpoints, and the numerics of several ranks), then the units. `make test-all` is the gate. It
+# adds what starts programs and looks at what they leave behind. Tests run by file in two processes of one thread each,
+# those of units last, so that both processes are busy until the end. What measures time or the load of the machine runs
+# alone afterwards, also after a failure. Threads that spin while they wait would keep the core from the other process.
 UNITS := tests/unit tests/architecture tests/golden
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
   $(call NAMED,numerics,allreduce checkpoints consensus evaluation many_ranks nonfinite powersgd strategies) \
   $(call NAMED,numerics,sync_batch_norm) $(call NAMED,examples,minimal_ddp)
-PAIRS := tests/docs $(call NAMED,examples,interop own_parts) $(call NAMED,faults,exact_resume archives console data environment) \
-  $(call NAMED,faults,last_checkpoint links lmdb_kill orphans pack_kill recipes_and_names stage_kill) \
-  $(call NAMED,faults,system_faults torchrun wide_pixels) $(call NAMED,examples,examples) \
-  $(call NAMED,integration,calibrate callbacks check compile completion distillation emulated explain export_photographs failures) \
-  $(call NAMED,integration,frozen fuzz health kubernetes published_weights several_labels timm_families wide_pixels) \
-  $(call NAMED,integration,ladder lr_find python_ranks real_data release remote report_page same_samples trackers) \
-  $(call NAMED,numerics,watchdog)
-IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2
+ALONE := $(call NAMED,cluster/hosts,doctor link) $(call NAMED,faults,doctor) $(call NAMED,numerics,timing) \
+  $(call NAMED,integration,contention doctor_ranks trace truth)
+IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
 	@failed=0; \
-	$(IN_TWO) $(UNITS) --dist loadscope --junitxml build/tests/units.xml || failed=1; \
-	$(IN_TWO) $(MAIN_PATHS) --dist loadfile --no-loadscope-reorder --junitxml build/tests/core.xml || failed=1; \
-	$(BIN)/python .ci/tests.py build/tests units core || failed=1; \
+	$(IN_TWO) $(MAIN_PATHS) $(UNITS) --junitxml build/tests/quick.xml || failed=1; \
+	$(BIN)/python .ci/tests.py build/tests quick || failed=1; \
 	exit $$failed
 
 test-all: $(READY_DEV) $(NATIVE)
+	@rm -rf build/tests
 	@failed=0; \
-	$(MAKE) test || failed=1; \
-	$(MAKE) test-rest || failed=1; \
-	exit $$failed
-
-# What `make test-all` has beside `make test`.
-test-rest: $(READY_DEV) $(NATIVE)
-	@rm -f build/tests/pairs.xml build/tests/rest.xml
-	@failed=0; \
-	$(IN_TWO) $(PAIRS) --dist loadfile --no-loadscope-reorder --junitxml build/tests/pairs.xml || failed=1; \
-	$(BIN)/python -m pytest $(patsubst %,--ignore=%,$(UNITS) $(MAIN_PATHS) $(PAIRS)) --junitxml build/tests/rest.xml || failed=1; \
-	$(BIN)/python .ci/tests.py build/tests pairs rest || failed=1; \
+	$(IN_TWO) tests $(ALONE:%=--ignore=%) --junitxml build/tests/pairs.xml || failed=1; \
+	$(BIN)/python -m pytest $(ALONE) --junitxml build/tests/alone.xml || failed=1; \
+	$(BIN)/python .ci/tests.py build/tests pairs alone || failed=1; \
 	exit $$failed
 
 # What takes minutes: the commands of all pages, every preset for two steps, a run that is killed again and again, and,

@@ -1,4 +1,4 @@
-"""Summarize parts of the tests from their JUnit files: `python .ci/tests.py build/tests units core`."""
+"""Summarize parts of the tests from their JUnit files: `python .ci/tests.py build/tests pairs alone`."""
 
 import sys
 from collections import Counter

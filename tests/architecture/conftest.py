@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -42,14 +43,16 @@ class Module:
         """Yield every import, inside functions too."""
         yield from _imports(self.tree, at_once=True)
 
-    def names(self) -> Iterator[tuple[str, ast.expr]]:
-        """Yield each name that is read, dotted and as it was imported: `np.load` is `numpy.load`."""
+    @cached_property
+    def names(self) -> list[tuple[str, ast.expr]]:
+        """Each name that is read, dotted and as it was imported: `np.load` is `numpy.load`."""
         known = dict(_aliases(self.tree))
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
-                dotted = _dotted(node, known)
-                if dotted:
-                    yield dotted, node
+        loaded = [
+            (_dotted(node, known), node)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+        ]
+        return [(dotted, node) for dotted, node in loaded if dotted]
 
 
 def _imports(node: ast.AST, *, at_once: bool) -> Iterator[Import]:

@@ -7,7 +7,7 @@ def uses(modules, wanted) -> dict[str, list[str]]:
     """Return, for each module path, the places at which it reads a name in `wanted`."""
     found: dict[str, list[str]] = {}
     for module in modules.values():
-        for dotted, node in module.names():
+        for dotted, node in module.names:
             if dotted in wanted:
                 found.setdefault(module.path, []).append(module.at(node.lineno, dotted))
     return found

@@ -37,7 +37,7 @@ METHODS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to"}
 
 def writes(module) -> list[str]:
     """Return where a module opens a file that may be written to, makes a temporary one, or copies one."""
-    dotted = {id(node): name for name, node in module.names()}
+    dotted = {id(node): name for name, node in module.names}
     found = []
     for node in ast.walk(module.tree):
         if not isinstance(node, ast.Call):
@@ -47,8 +47,8 @@ def writes(module) -> list[str]:
         is_open = name in OPENERS or (method == "open" and name.partition(".")[0] not in ("lmdb", "tarfile", "zipfile"))
         is_writing = name == "os.truncate" or name in COPIERS or name.startswith("tempfile.") or method in METHODS
         is_writing |= is_open and _is_to_write(node)
-        is_harmless = any(word in ast.unparse(node) for word in ("O_RDONLY", "os.devnull"))
-        is_writing |= name == "os.open" and not is_harmless
+        if name == "os.open":
+            is_writing |= not any(word in ast.unparse(node) for word in ("O_RDONLY", "os.devnull"))
         if is_writing:
             found.append(module.at(node.lineno, ast.unparse(node)))
     return found
@@ -62,7 +62,7 @@ def _is_to_write(call: ast.Call) -> bool:
 
 
 def removes(module) -> list[str]:
-    return [module.at(node.lineno, name) for name, node in module.names() if name in ("shutil.rmtree", "shutil.move")]
+    return [module.at(node.lineno, name) for name, node in module.names if name in ("shutil.rmtree", "shutil.move")]
 
 
 def outside(modules, look, *allowed: str) -> list[str]:

@@ -74,7 +74,7 @@ def records(run: Path, lines_of) -> list[dict]:
 
 
 # matrix: 1
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ranks", [1, 3, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 4))])
 def test_weights_do_not_depend_on_the_loader(ranks, tmp_path: Path, lines_of, state_digest, num_ranks: int) -> None:
     found = []
     for name, workers in (("one", 0), ("again", 0), ("ahead", 2), ("ahead-again", 2)):
@@ -95,7 +95,8 @@ def test_the_number_of_threads_is_recorded_with_the_run(ranks, tmp_path: Path) -
 
 
 # matrix: 2
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+# On two and three ranks, the runs with compressed gradients below resume too.
+@pytest.mark.parametrize("num_ranks", [1, 4, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 3))])
 def test_a_run_resumed_five_times_equals_an_uninterrupted_one(
     ranks, tmp_path: Path, lines_of, state_digest, num_ranks: int
 ) -> None:

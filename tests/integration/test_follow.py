@@ -22,7 +22,7 @@ RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
 WAIT_S = 240
 ARGS = (
     *("train", "synthetic", "model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24"),
-    *("data.batch_size=12", "train.epochs=75", "log.every=2st", "train.eval_every=15ep", "checkpoint.every=off"),
+    *("data.batch_size=12", "train.epochs=50", "log.every=2st", "train.eval_every=10ep", "checkpoint.every=off"),
     *("data.workers=0", "parallel.device=cpu", "log.tensorboard=off", "--ranks", "2", "--run-dir", "run"),
 )
 

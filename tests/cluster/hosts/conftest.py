@@ -16,6 +16,8 @@ ENTER = Path(__file__).with_name("enter.py")
 PORT = 29400  # no other load on a host
 PATIENCE_S = 100.0
 POLL_S = 0.01
+KEEP_ALIVE_S = 15  # torchrun's default
+NETWORK = "ip -statistics link show eth0; ip neighbor; ss --tcp --numeric --info --options; tc -statistics qdisc show"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class Hosts:
         """Reconnect a host."""
         self.machines[SWITCH]("ip", "link", "set", name, "up")
 
+    def describe_network(self) -> str:
+        """Return links, neighbors, TCP connections and queues of the hosts, for the message of a failed test."""
+        return "\n".join(f"{name}: {self.machines[name].run('sh', '-c', NETWORK).stdout}" for name in NAMES)
+
     def lose(self, name: str) -> None:
         """Lose a host like in a power failure: its link is dead, and its processes send nothing more."""
         self.machines.lose(name)
@@ -74,12 +80,16 @@ class Hosts:
         command = ("-P", "-m", "paceline", *args)
         return [self.start(name, *command, RANK=str(rank), **meet, **one, **environ) for rank, name in enumerate(names)]
 
-    def agent(self, name: str, *args: str, to: str, restarts: int = 0, **environ: str) -> Any:
-        """Start torchrun on a host, for one rank of two hosts with rendezvous at `to`, which runs `paceline ARGS`."""
+    def agent(
+        self, name: str, *args: str, to: str, restarts: int = 0, notice_s: int = KEEP_ALIVE_S, **environ: str
+    ) -> Any:
+        """Start torchrun on a host, for one rank of two hosts with rendezvous at `to`, which runs `paceline ARGS`.
+
+        After `notice_s` seconds of silence the agents remove a host from their rendezvous.
+        """
         meet = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={to}:{PORT}")
-        # The agent notices a lost host after 3 s, not after torchrun's default of 15 s.
         options = ("--rdzv-id=1", f"--max-restarts={restarts}", "--monitor-interval=0.1")
-        conf = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=3"
+        conf = f"--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt={notice_s}"
         return self.start(
             name, "-m", "torch.distributed.run", *meet, *options, conf, "-m", "paceline", *args, **environ
         )

@@ -38,7 +38,7 @@ def test_two_jobs_on_one_node_share_one_copy_and_remove_it(slurm, image_folder: 
     runs = [tmp_path / "first", tmp_path / "second"]
     jobs = [slurm.submit(*args, *site, "--nodes", "1", "--run-dir", str(run))["job_id"] for run in runs]
     copies, together = set(), False
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while (states := [slurm.facts(job)["JobState"] for job in jobs]) != ["COMPLETED"] * 2:
         assert time.monotonic() < deadline_s and "FAILED" not in states, [slurm.output(job) for job in jobs]
         together |= states == ["RUNNING"] * 2

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from functools import cache
 
 import pytest
 
@@ -113,6 +114,7 @@ VARIANTS = {
     },
 }
 NAMES = preset_names()
+shipped = cache(load)
 
 
 def header(name):
@@ -146,7 +148,7 @@ def test_there_are_52_presets_and_they_are_the_files_of_the_folder():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_comes_back_from_yaml_as_an_equal_recipe_with_an_equal_hash(name):
-    recipe = load(name).recipe
+    recipe = shipped(name).recipe
     values = recipe.to_dict()
     read = read_yaml_text(to_yaml_text(values), "again.yaml").values
     assert read == values
@@ -156,7 +158,7 @@ def test_every_preset_comes_back_from_yaml_as_an_equal_recipe_with_an_equal_hash
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_preset_loads_again_from_a_run_directory(name, tmp_path):
-    recipe = load(name).recipe
+    recipe = shipped(name).recipe
     run = RunDir(tmp_path / "run")
     run.create()
     run.write_json("plan.json", {})
@@ -198,7 +200,7 @@ def test_the_command_of_every_preset_is_that_preset_with_overrides_that_load(nam
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_of_a_preset_names_the_preset_and_line_that_set_it(name):
-    stack = load(name).stack
+    stack = shipped(name).stack
     assert stack.origins
     for path, place in stack.origins.items():
         file, line = place.rsplit(":", 1)
@@ -207,7 +209,7 @@ def test_every_value_of_a_preset_names_the_preset_and_line_that_set_it(name):
 
 @pytest.mark.parametrize(("base", "variant"), VARIANTS)
 def test_a_variant_differs_from_its_base_only_as_named(base, variant):
-    before, after = flat(load(base).recipe.to_dict()), flat(load(variant).recipe.to_dict())
+    before, after = flat(shipped(base).recipe.to_dict()), flat(shipped(variant).recipe.to_dict())
     assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == VARIANTS[
         base, variant
     ]
@@ -215,13 +217,13 @@ def test_a_variant_differs_from_its_base_only_as_named(base, variant):
 
 @pytest.mark.parametrize("name", sorted(SC20_PEAK_LR))
 def test_sc20_scales_the_learning_rate_with_the_square_root_of_the_batch(name):
-    recipe = load(name).recipe
+    recipe = shipped(name).recipe
     # Four decimals, as the values above are written.
     assert round(recipe.optim.lr * lr_factor(recipe.optim, recipe.data.global_batch_size), 4) == SC20_PEAK_LR[name]
 
 
 def test_sc20_warms_up_for_8_epochs_at_1024_and_16_at_2048_and_else_not():
-    warmups = {name: str(load(name).recipe.schedule.warmup) for name in SC20_PEAK_LR}
+    warmups = {name: str(shipped(name).recipe.schedule.warmup) for name in SC20_PEAK_LR}
     assert {name: warmup for name, warmup in warmups.items() if warmup != "0st"} == {
         "sc20/bs1024-warmup-opt": "8ep",
         "sc20/bs2048-warmup-opt": "16ep",
@@ -229,7 +231,7 @@ def test_sc20_warms_up_for_8_epochs_at_1024_and_16_at_2048_and_else_not():
 
 
 def test_sc20_starts_in_float32_contiguous_with_a_loop_and_without_trying_algorithms():
-    recipe = load("sc20/bs128").recipe
+    recipe = shipped("sc20/bs128").recipe
     assert (recipe.train.precision, recipe.model.memory_format) == ("fp32", "contiguous")
     assert (recipe.optim.implementation, recipe.train.cudnn_benchmark) == ("loop", "off")
 
@@ -245,14 +247,14 @@ COURSE = {
 
 @pytest.mark.parametrize("exercise", COURSE)
 def test_an_exercise_of_the_course_has_the_optimizer_rate_batch_per_gpu_and_norms_that_it_prints(exercise):
-    recipe = load(f"course/wideresnet-{exercise}").recipe
+    recipe = shipped(f"course/wideresnet-{exercise}").recipe
     optim = recipe.optim
     assert (optim.name, optim.lr, recipe.data.rank_batch_size, recipe.model.norm) == COURSE[exercise]
     assert optim.lr_scaling == "none"
 
 
 def test_fashion_mnist_is_not_normalised_in_the_course():
-    data = load("course/wideresnet-fashion").recipe.data
+    data = shipped("course/wideresnet-fashion").recipe.data
     assert (data.mean, data.std) == ((0.0,), (1.0,))
 
 
@@ -261,7 +263,7 @@ AS_TORCH_IS = ("course/wideresnet-fashion", "ddp-post/single", "jsc/resnet50-ima
 
 @pytest.mark.parametrize("name", AS_TORCH_IS)
 def test_where_a_program_left_all_to_torch_its_preset_has_torchs_defaults(name):
-    recipe = load(name).recipe
+    recipe = shipped(name).recipe
     assert (recipe.train.precision, recipe.train.cudnn_benchmark) == ("torch_default", "off")
     assert (recipe.model.memory_format, recipe.optim.implementation) == ("contiguous", "foreach")
 
@@ -276,13 +278,13 @@ def test_where_a_program_left_all_to_torch_its_preset_has_torchs_defaults(name):
     ],
 )
 def test_pixels_come_from_as_many_workers_as_they_did_there_and_change_on_the_host(name, workers):
-    data = load(name).recipe.data
+    data = shipped(name).recipe.data
     assert (data.loader, data.workers) == ("auto", workers)
     assert data.augment_on == ("host" if data.augment else "auto")
 
 
 def test_the_assessment_of_the_course_has_its_numbers():
-    recipe = load("course/wideresnet-cifar10-assessment").recipe
+    recipe = shipped("course/wideresnet-cifar10-assessment").recipe
     optim, stop = recipe.optim, recipe.train.stop
     assert (optim.betas, optim.weight_decay, optim.grad_averaging) == ((0.95, 0.0), 0.0, True)
     assert recipe.train.accuracy == "on"
@@ -292,7 +294,7 @@ def test_the_assessment_of_the_course_has_its_numbers():
 
 
 def test_progress_from_160_to_192_pixels_is_between_epochs_11_and_13_of_16():
-    progressive = load("imagenet-resnet50-16ep").recipe.data.progressive
+    progressive = shipped("imagenet-resnet50-16ep").recipe.data.progressive
     steps = {"steps_per_epoch": 312, "batch_size": 4096, "total_steps": 16 * 312}
     assert progressive.begin.steps(**steps) == 11 * 312
     assert progressive.end.steps(**steps) == 13 * 312

@@ -96,7 +96,7 @@ TRAIN_ARGS = (
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a pack of 400 noisy photographs, most of a megabyte."""
     folder = tmp_path_factory.mktemp("photos")
     draw = np.random.default_rng(0)
@@ -107,35 +107,25 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "images" / ("train" if number < 320 else "val") / f"class{number % 2}" / f"{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.getvalue())
-    command = [sys.executable, "-m", "paceline", "data", "pack", "folder", str(folder / "photos.pack")]
-    packed = subprocess.run(
-        [*command, f"data.source.root={folder / 'images'}"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert packed.returncode == 0, packed.stderr
+    packed = paceline_in(folder)("data", "pack", "folder", "photos.pack", f"data.source.root={folder / 'images'}")
+    assert packed.code == 0, packed.err
     return folder / "photos.pack"
 
 
 @needs_core
 @pytest.mark.parametrize(("loader", "num_bytes"), [("native", 1000), ("native", 400_000), ("threads", 1000)])
 def test_a_pack_truncated_during_a_run_ends_it_with_one_line(
-    photos: Path, tmp_path: Path, loader: str, num_bytes: int
+    photos: Path, forking, tmp_path: Path, loader: str, num_bytes: int
 ) -> None:
-    pack = tmp_path / "photos.pack"
+    pack, script = tmp_path / "photos.pack", tmp_path / "cutting.py"
     pack.write_bytes(photos.read_bytes())
+    script.write_text(TRAIN)
     assert pack.stat().st_size > 2 * num_bytes
-    args = [
-        "train",
-        "folder",
-        "data.source.name=pack",
-        f"data.source.root={pack}",
-        f"data.loader={loader}",
-        *TRAIN_ARGS,
-    ]
-    ended = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(pack), str(num_bytes), *args, "--run-dir", str(tmp_path / "run")],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert ended.returncode == 2, ended.stderr[-2000:]
+    data = ("data.source.name=pack", f"data.source.root={pack}", f"data.loader={loader}")
+    args = ("train", "folder", *data, *TRAIN_ARGS, "--run-dir", "run")
+    ended = forking.start([str(script), str(pack), str(num_bytes), *args], tmp_path, {})
+    _, err = ended.communicate(timeout=300)
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert ended.returncode == 2, err[-2000:]
     assert len(lines) == 1 and str(pack) in lines[0] and "truncated" in lines[0] and "restore it" in lines[0]
-    assert "Traceback" not in ended.stderr
+    assert "Traceback" not in err

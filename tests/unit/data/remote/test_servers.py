@@ -3,12 +3,10 @@
 import base64
 import contextlib
 import io
-import os
 import shutil
 import ssl
 import struct
 import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -416,14 +414,8 @@ def test_a_proxy_gets_the_password_that_its_variable_holds(
     assert "set it to" in raised.value.fix
 
 
-def paceline(*args: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "paceline", *args]
-    env = {**os.environ, **environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
-
-
 def test_no_file_or_output_of_a_run_contains_a_password_or_signature(
-    serve: Callable[..., int], pack_bytes: bytes, tmp_path: Path
+    serve: Callable[..., int], pack_bytes: bytes, paceline, tmp_path: Path
 ) -> None:
     port = serve(password_protected(pack_bytes, "X-Amz-Signature=S1GNATURE"))
     url, secret_url = (f"http://{user}127.0.0.1:{port}/a.pack" for user in ("", "me:S3CRETpw@"))
@@ -431,27 +423,22 @@ def test_no_file_or_output_of_a_run_contains_a_password_or_signature(
     args += ["model.width=1.0", "data.image_size=16", "data.batch_size=2", "train.epochs=1", "log.tensorboard=on"]
     environ = {"PACELINE_URL_CREDENTIALS": f"{secret_url}?X-Amz-Signature=S1GNATURE"}
 
-    refused = paceline(
-        "train", "digits", f"data.source.root={secret_url}", *args, "--run-dir", "refused", cwd=tmp_path, **environ
-    )
-    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
-    assert "data.source.root: the URL holds a user name or a password" in refused.stderr
-    assert "PACELINE_URL_CREDENTIALS" in refused.stderr and "S3CRETpw" not in refused.stderr + refused.stdout
+    refused = paceline("train", "digits", f"data.source.root={secret_url}", *args, "--run-dir", "refused", **environ)
+    refused.assert_error("data.source.root: the URL holds a user name or a password", "PACELINE_URL_CREDENTIALS")
+    assert "S3CRETpw" not in refused.err + refused.out
 
-    trained = paceline("train", "digits", f"data.source.root={url}", *args, "--run-dir", "run", cwd=tmp_path, **environ)
-    assert trained.returncode == 0, trained.stderr
+    trained = paceline("train", "digits", f"data.source.root={url}", *args, "--run-dir", "run", **environ)
+    assert trained.code == 0, trained.err
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert {"recipe.yaml", "result.json", "report.html"} <= {path.name for path in written}
     assert any(path.name.startswith("events.out") for path in written)
     assert url in (tmp_path / "run" / "recipe.yaml").read_text()
     assert f"data.source.root={url}" in (tmp_path / "run" / "result.json").read_text()
     leaks = [str(path) for path in written if {b"S3CRETpw", b"S1GNATURE"} & {*find(path.read_bytes())}]
-    assert leaks == [] and not {*find((trained.stdout + trained.stderr).encode())}
+    assert leaks == [] and not {*find((trained.out + trained.err).encode())}
 
-    without = paceline("eval", "run", cwd=tmp_path)
-    assert without.returncode == 2 and len(without.stderr.splitlines()) == 1, without.stderr
-    assert f"{url}: 401" in without.stderr and "set PACELINE_URL_CREDENTIALS=" in without.stderr
-    assert paceline("eval", "run", cwd=tmp_path, **environ).returncode == 0
+    paceline("eval", "run").assert_error(f"{url}: 401", "set PACELINE_URL_CREDENTIALS=")
+    assert paceline("eval", "run", **environ).code == 0
 
 
 def find(data: bytes) -> list[bytes]:

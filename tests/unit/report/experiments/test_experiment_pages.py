@@ -369,13 +369,13 @@ def test_numbers_that_are_no_measurement_make_no_page_fail(made, text_of):
     assert "or more" in visible_text(text_of(update(made.prediction(), predictions=predicted, points=())))
 
 
-MANY = 3000
+MANY = 1000
 ROWS = ("rungs", "predictions", "points", "batches", "tried")
 AXIS = {"batches": "batch_size", "points": "ranks", "predictions": "ranks"}
 
 
 def with_many(result):
-    """Return a result with thousands of rows, and of a study with a sentence each."""
+    """Return a result with a thousand rows, and of a study with a sentence each."""
     name = next(name for name in ROWS if getattr(result, name, ()))
     rows = getattr(result, name)
     many = [rows[place % len(rows)] for place in range(MANY)]
@@ -385,7 +385,7 @@ def with_many(result):
     return result.model_copy(update={name: tuple(many), **more})
 
 
-def test_a_page_of_thousands_of_rows_is_truncated_below_a_megabyte_with_a_note(result, made, tmp_path):
+def test_a_page_of_a_thousand_rows_is_truncated_below_a_megabyte_with_a_note(result, made, tmp_path):
     """Quotes of a recipe take five bytes each in a page."""
     folder = made.write_experiment(tmp_path / "many", with_many(result))
     folder.recipe.write_text(("a: " + '"' * 40 + "\n") * 6000, encoding="utf-8")
@@ -412,9 +412,9 @@ def test_truncation_keeps_the_first_rows_and_both_ends_of_a_line():
 
 
 def test_a_file_that_is_cut_is_no_truncated_table(result, made, tmp_path):
-    folder = made.write_experiment(tmp_path / "many", with_many(result))
+    folder = made.write_experiment(tmp_path / "e", result)
     folder.recipe.write_text("seed: 0\n" * 99, encoding="utf-8")
-    whole = build_experiment_page(folder, with_many(result))
+    whole = build_experiment_page(folder, result)
     few = truncate_page(
         replace(whole, sections=[each for each in whole.sections if each.key == "origin"]), PageLimit(9999, 50, 0)
     )

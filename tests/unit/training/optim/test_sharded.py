@@ -1,8 +1,6 @@
 """Optimizers on sharded parameters, as FSDP has them: norms are those of whole layers."""
 
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,11 +19,8 @@ SCRIPT = Path(__file__).with_name("shard.py")
 TIMEOUT_S = 120
 
 
-def test_two_shards_move_as_the_whole_does(tmp_path):
-    ranks = [
-        subprocess.Popen([sys.executable, SCRIPT, tmp_path, str(rank)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
+def test_two_shards_move_as_the_whole_does(forking, tmp_path):
+    ranks = [forking.start([str(SCRIPT), str(tmp_path), str(rank)], tmp_path, {}) for rank in range(2)]
     try:
         errors = [rank.communicate(timeout=TIMEOUT_S)[1] for rank in ranks]
     finally:
