@@ -156,7 +156,9 @@ def run_probe(args: argparse.Namespace, folder: Path) -> Path:
     source = ["data.source.name=folder", f"data.source.root={folder}", "data.source.val_fraction=0.2"]
     sys.stdout, stdout = io.StringIO(), sys.stdout
     try:
-        options = ProbeOptions(args=[args.run, *source, *args.set], images=10_000, run_dir=out, cache_gb=0, as_json=True)
+        options = ProbeOptions(
+            args=[args.run, *source, *args.set], images=10_000, run_dir=out, cache_gb=0, as_json=True
+        )
         assert probe(options) == 0
     finally:
         sys.stdout = stdout

@@ -163,7 +163,7 @@ def test_saving_a_recipe_is_measured_without_leaving_files(run_doctor, monkeypat
         opened.append(section)
         return build_datasets(section, **options)
 
-    monkeypatch.setattr("paceline.data.sources.build.build_datasets", looked_for)
+    monkeypatch.setattr("paceline.data.sources.folds.build_datasets", looked_for)
     found = run_doctor("digits", "model.width=0.1", mtbf="2h")
     assert len(opened) == 1, "data on a network disk takes long to look for"
     assert found["saving"]["saved"] == 3 and 0 < found["saving"]["stall_s"] <= found["saving"]["write_s"]
