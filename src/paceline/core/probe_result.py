@@ -59,6 +59,7 @@ class ProbeResult(ResultModel):
     total_val: int
     classes: int
     dimensions: int
+    stage: str = ""  # module whose output the linear probe classifies; "" for the input of the model's classifier
     is_cached: bool
     cache: str = ""  # folder; "" without one
     features_s: MeasuredFloat

@@ -24,6 +24,7 @@ from paceline.report.document import (
 )
 from paceline.report.experiment_common import shell_command
 from paceline.report.mistake_sections import limit_thumbnails
+from paceline.report.text import clean_text
 
 Thumbnails = Mapping[tuple[str, int], str]
 """Data URLs by split and index."""
@@ -136,6 +137,8 @@ def _accuracy_blocks(result: ProbeResult) -> list[Block]:
         "A linear probe is a logistic regression on the features of the frozen model. If it is accurate, training only "
         "the classifier may do; if it is far less accurate than the model, fine-tune all layers."
     )
+    if result.stage:
+        note += f" The features are the output of {clean_text(result.stage)}: later layers are less accurate."
     return [Paragraph(note), Table("Accuracy", columns, rows)]
 
 
@@ -265,9 +268,10 @@ def _unusual_blocks(result: ProbeResult, table: Table, thumbnails: Thumbnails) -
 
 
 def _origin_blocks(result: ProbeResult) -> list[Block]:
+    stage = f", the output of {clean_text(result.stage)}" if result.stage else ""
     facts = [
         f"{result.train_images:,} of {result.total_train:,} training images and {result.val_images:,} of "
-        f"{result.total_val:,} validation images; {result.dimensions:,} features of {result.weights}.",
+        f"{result.total_val:,} validation images; {result.dimensions:,} features of {result.weights}{stage}.",
         f"Features: {'from the cache' if result.is_cached else seconds(result.features_s)}; "
         f"answers: {seconds(result.answers_s)}.",
         *result.notes,

@@ -6,7 +6,14 @@ from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.models.build import build_model
-from paceline.models.features import capture_features, feature_tensors, find_feature_layer, to_thumbnails
+from paceline.models.features import (
+    capture_features,
+    capture_outputs,
+    feature_tensors,
+    find_feature_layer,
+    find_stages,
+    to_thumbnails,
+)
 from paceline.recipe.schema.model import Model
 
 IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -28,6 +35,31 @@ def test_features_are_timms(name: str) -> None:
     with torch.inference_mode():
         expected = model.forward_head(model.forward_features(IMAGES), pre_logits=True)
     assert torch.equal(found, expected.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("timm:resnet10t", ["layer1.0", "layer2.0", "layer3.0"]),  # features are the mean of layer4
+        ("timm:efficientnet_b0", ["blocks.4", "blocks.5", "blocks.6"]),
+        ("timm:test_vit", ["blocks.3", "blocks.4", "blocks.5"]),
+        ("torchvision:resnet18", ["layer3.0", "layer3.1", "layer4.0"]),
+    ],
+)
+def test_stages_are_the_last_blocks_whose_outputs_differ_from_the_features(name: str, expected: list[str]) -> None:
+    model = build_model(Model(name=name), num_classes=5, channels=3, image_size=64).eval()
+    with torch.inference_mode():
+        stages = find_stages(model, find_feature_layer(model, 5, name), IMAGES[:1])
+        with capture_outputs(model, stages) as outputs:
+            model(IMAGES)
+    assert list(outputs) == stages == expected
+    with torch.inference_mode():
+        seen = []
+        handle = model.get_submodule(stages[-1]).register_forward_hook(lambda _, __, output: seen.append(output))
+        model(IMAGES)
+        handle.remove()
+    mean = seen[0].mean(dim=(2, 3)) if seen[0].ndim == 4 else seen[0].mean(dim=1)
+    assert torch.allclose(outputs[stages[-1]][0], mean, atol=1e-6)
 
 
 def test_a_convolution_as_classifier_is_pooled() -> None:

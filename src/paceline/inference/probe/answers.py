@@ -14,9 +14,12 @@ from paceline.core.units import count
 from paceline.inference.probe.backbone import SplitFeatures
 from paceline.inference.probe.classify import (
     NUM_FOLDS,
+    Floats,
     Labels,
+    LinearProbe,
     assign_folds,
     build_probe,
+    cross_entropies,
     knn_probabilities,
     standardize,
     unit_rows,
@@ -66,9 +69,13 @@ class Separability:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """All answers; images are numbered training first, then validation."""
+    """All answers; images are numbered training first, then validation.
+
+    The linear probe classifies the output of `stage`, or with "" the input of the model's classifier.
+    """
 
     separability: Separability
+    stage: str
     suspects: Mapping[int, int]  # likely class by image
     pairs: NDArray[np.int64]  # [P, 2]
     similarities: NDArray[np.float32]
@@ -104,9 +111,7 @@ def answer(
     )
     num_train = len(train)
     folds = assign_folds(train.labels, _SEED)
-    standardized = standardize(features[:num_train], features[num_train:])
-    probe = build_probe(standardized[0], train.labels, folds, num_classes)
-    cross_validated = probe.cross_validate(standardized[0], train.labels, folds)
+    stage, probe, standardized, cross_validated = _choose_stage(train, val, folds, num_classes)
     units = unit_rows(features)
     linear, knn = np.empty((len(labels), num_classes)), np.empty((len(labels), num_classes))
     linear[:num_train] = cross_validated
@@ -128,6 +133,7 @@ def answer(
     pairs, similarities = find_near_duplicates(features, thumbnails)
     return Answers(
         separability=separability,
+        stage=stage,
         suspects=separability.find_suspects(),
         pairs=pairs,
         similarities=similarities,
@@ -138,3 +144,20 @@ def answer(
         reference=reference,
         threshold=reference.quantile(DEFAULT_RATE),
     )
+
+
+def _choose_stage(
+    train: SplitFeatures, val: SplitFeatures | None, folds: NDArray[np.int64], num_classes: int
+) -> tuple[str, LinearProbe, list[Floats], Shares]:
+    """Return the stage whose output a linear probe classifies best, the probe, and its features and predictions.
+
+    The features are those of training and validation images, the predictions cross-validated on training images. Late
+    layers tell the classes that the model was trained on, and those before them may tell others better (Evci et al.
+    2022, arXiv 2201.03529).
+    """
+    choices = []
+    for stage in ("", *(name for name in train.stages if val is None or name in val.stages)):
+        features = standardize(train.of(stage), train.of(stage)[:0] if val is None else val.of(stage))
+        probe = build_probe(features[0], train.labels, folds, num_classes)
+        choices.append((stage, probe, features, probe.cross_validate(features[0], train.labels, folds)))
+    return min(choices, key=lambda choice: float(cross_entropies(choice[3], train.labels).mean()))

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +25,14 @@ from paceline.data.transfer import DeviceTransfer
 from paceline.inference.classifier import load_classifier
 from paceline.inference.probe.cache import FeatureCache
 from paceline.models.build import build_model
-from paceline.models.features import capture_features, feature_tensors, find_feature_layer, to_thumbnails
+from paceline.models.features import (
+    capture_features,
+    capture_outputs,
+    feature_tensors,
+    find_feature_layer,
+    find_stages,
+    to_thumbnails,
+)
 from paceline.models.validate import choose_memory_format
 from paceline.parallel.device import choose_device
 from paceline.recipe.plan import eval_image_size, mean_and_std
@@ -41,8 +48,10 @@ from paceline.training.trained_dataset import read_trained_dataset
 
 THUMBNAIL_SIZE: Final = 32
 """Side of the gray thumbnails by which images are compared, in pixels."""
+_STAGE: Final = "stage "
+"""Prefix of the names of tensors with outputs of stages."""
 _BATCH: Final = 128
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 """Part of the key of cached features: raise it if they are computed otherwise."""
 
 
@@ -164,17 +173,22 @@ def _digest_model(model: nn.Module, layer: str, recipe: Recipe) -> str:
 class SplitFeatures:
     """Features, float32 [N, D], and gray thumbnails, uint8 [N, 32, 32], of samples `indices` of a split, int64 [N].
 
-    `labels` are int64 [N].
+    `labels` are int64 [N], `stages` the outputs of modules before the classifier by name, float32 [N, D].
     """
 
     indices: NDArray[np.int64]
     labels: NDArray[np.int64]
     features: NDArray[np.float32]
     thumbnails: NDArray[np.uint8]
+    stages: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     is_cached: bool = False
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def of(self, stage: str) -> NDArray[np.float32]:
+        """Return the output of `stage`, or with "" the input of the classifier."""
+        return self.stages[stage] if stage else self.features
 
 
 def compute_features(backbone: Backbone, source: Source, num_images: int, cache: FeatureCache | None) -> SplitFeatures:
@@ -198,6 +212,7 @@ def compute_features(backbone: Backbone, source: Source, num_images: int, cache:
         np.array([labels[index] for index in indices.tolist()], dtype=np.int64),
         tensors["features"].numpy(),
         tensors["thumbnails"].numpy(),
+        {name.removeprefix(_STAGE): each.numpy() for name, each in tensors.items() if name.startswith(_STAGE)},
         is_cached,
     )
 
@@ -226,18 +241,27 @@ def _run_model(backbone: Backbone, source: Source, shard: EvalShard) -> dict[str
     data = backbone.data
     choice = choose_loader(data, source, device=device.type, cores=cores, free_bytes=0)
     options = LoaderOptions(choice.workers, pin_memory=device.type == "cuda", loader=choice.loader, device=device)
-    parts: list[tuple[Tensor, ...]] = []
+    parts: list[dict[str, Tensor]] = []
     loader = build_eval_loader(data, source, shard, backbone.image_size, options)
-    with contextlib.closing(loader), capture_features(backbone.model, backbone.layer) as captured:
+    stages: list[str] | None = None
+    with contextlib.closing(loader), torch.inference_mode(), backbone.precision.autocast():
         for batch in loader.batches(0, shard.num_batches):
             if len(batch):
-                with torch.inference_mode(), backbone.precision.autocast():
-                    backbone.model(backbone.transfer.normalize(backbone.transfer(batch).images))
-                thumbnails = to_thumbnails(batch.images, THUMBNAIL_SIZE)
-                parts.append((torch.from_numpy(batch.indices), captured.pop().cpu(), thumbnails.cpu()))
+                images = backbone.transfer.normalize(backbone.transfer(batch).images)
+                if stages is None:
+                    stages = find_stages(backbone.model, backbone.layer, images[:1])
+                with (
+                    capture_features(backbone.model, backbone.layer) as captured,
+                    capture_outputs(backbone.model, stages) as outputs,
+                ):
+                    backbone.model(images)
+                part = {"indices": torch.from_numpy(batch.indices), "features": captured.pop()}
+                part["thumbnails"] = to_thumbnails(batch.images, THUMBNAIL_SIZE)
+                part |= {_STAGE + name: each.pop() for name, each in outputs.items()}
+                parts.append({name: each.cpu() for name, each in part.items()})
     if not parts:
         raise DataError(f"data.source: none of {shard.num_images:,} images can be read (fix them)")
-    indices, features, thumbnails = (torch.cat(each) for each in zip(*parts, strict=True))
-    if not features.isfinite().all():
+    tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    if not all(each.isfinite().all() for each in tensors.values() if each.is_floating_point()):
         raise DataError("model.weights: the model's features are NaN or infinite (use other weights or checkpoints)")
-    return {"indices": indices, "features": features, "thumbnails": thumbnails}
+    return tensors
