@@ -204,9 +204,9 @@ class PluginSampler(WholeEpochSampler):
 class WeightedSampler:
     """Draw each sample independently, image i with probability `weights[i]` / sum, with replacement.
 
-    `weights` are float64 [N], each 0 or from 1e-200 to 1e200, and not all 0. A draw inverts the cumulative distribution (Devroye
-    1986, "Non-Uniform Random Variate Generation", chapter III.2), in O(log N). An epoch has `samples` samples, by
-    default as many as images.
+    `weights` are float64 [N], each 0 or from 1e-200 to 1e200, and not all 0. A draw inverts the cumulative distribution
+    (Devroye 1986, "Non-Uniform Random Variate Generation", chapter III.2), in O(log N). An epoch has `samples` samples,
+    by default as many as images.
     """
 
     weights: NDArray[np.float64]

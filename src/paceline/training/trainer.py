@@ -224,9 +224,9 @@ class Trainer:
                 decision = self.coordinator.poll(state.step, batch)  # all ranks: save? stop?
             self.clock.end_step(self.batch_size)
             interrupted = decision.stop or not self.evaluate_after_step(state)
+            # A run whose time is up weighs images when it is resumed with more time.
+            interrupted = interrupted or not (decision.is_time_up or self.weigh_images(state))
             finished = interrupted or decision.is_time_up or self.is_at_end(state)
-            if not (finished or self.weigh_images(state)):
-                interrupted = finished = True
             if self.should_save(state, decision, interrupted=interrupted, finished=finished):
                 self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
             if finished:
@@ -315,7 +315,7 @@ class Trainer:
 
     def weigh_images(self, state: TrainState) -> bool:
         """Weigh the training images if due; return False if the run is preempted meanwhile or right after it."""
-        if self.weigher is None or not self.weigher.is_due(state.step):
+        if self.weigher is None or not self.weigher.is_due(state.step) or self.is_at_end(state):
             return True
         with self.clock.paused("evaluate"), self.log_pause(WEIGH, state.step):
             self.guard.sync()
