@@ -21,6 +21,9 @@ from paceline.recipe.plugins import PluginRef
 MAX_TABLE_IMAGES: Final = 2**24
 """Most images whose shuffled order is a table, 8 bytes per image; beyond, each position is computed by itself."""
 
+MIN_WEIGHT: Final = 1e-200
+MAX_WEIGHT: Final = 1e200
+
 Indices = NDArray[np.int64]
 
 
@@ -201,9 +204,9 @@ class PluginSampler(WholeEpochSampler):
 class WeightedSampler:
     """Draw each sample independently, image i with probability `weights[i]` / sum, with replacement.
 
-    `weights` are float64 [N], finite, at least 0, and not all 0. A draw inverts the cumulative distribution (Devroye
-    1986, "Non-Uniform Random Variate Generation", chapter III.2), in O(log N). An epoch has `samples` samples, by
-    default as many as images.
+    `weights` are float64 [N], each 0 or from 1e-200 to 1e200, and not all 0. A draw inverts the cumulative distribution
+    (Devroye 1986, "Non-Uniform Random Variate Generation", chapter III.2), in O(log N). An epoch has `samples` samples,
+    by default as many as images.
     """
 
     weights: NDArray[np.float64]
@@ -294,7 +297,7 @@ class CurriculumSampler(WholeEpochSampler):
 
     `images`, int64 [N], are all images, the easiest first. Their share in use rises linearly from `begin` in epoch 0 to
     1 in epoch `full_epoch` (the linear pacing of Platanios et al. 2019, arXiv 1903.09848). An epoch has N samples:
-    images in use are repeated as often as that takes, each time in a new random order.
+    images in use are repeated as often as that takes, each time in a new random order, of which the last is cut off.
     """
 
     images: Indices
@@ -317,10 +320,12 @@ class CurriculumSampler(WholeEpochSampler):
 
     def order(self, seed: int, epoch: int, num_images: int) -> EpochOrder:
         """Return the images in use, in as many rounds as fill the epoch."""
-        positions = permutation(seed, epoch, num_images)
-        rounds, places = np.divmod(positions, self.num_used(epoch))
+        num_used = self.num_used(epoch)
+        # The last round may be a part of the images: any of them, not the easiest.
+        used = self.images[permutation(seed, epoch, num_used, Stream.SAMPLER)]
+        rounds, places = np.divmod(permutation(seed, epoch, num_images), num_used)
         in_rounds = np.argsort(rounds, kind="stable")
-        indices = self.images[places[in_rounds]]
+        indices = used[places[in_rounds]]
         return EpochOrder(indices, indices + rounds[in_rounds] * num_images)
 
 
@@ -348,6 +353,12 @@ def rank_images(values: NDArray[np.float64], *, is_descending: bool) -> Indices:
     """Return all images by their `values` [N], int64 [N], with equal ones in a random but fixed order."""
     order = permutation(0, 0, len(values), Stream.SUBSET)
     return order[np.argsort(-values[order] if is_descending else values[order], kind="stable")]
+
+
+def find_unusable_weights(weights: NDArray[np.float64]) -> Indices:
+    """Return the positions of weights that are neither 0 nor from 1e-200 to 1e200, int64 [W]."""
+    # Such as negative ones and NaN. The sums and quotients of others neither overflow nor round to 0.
+    return np.flatnonzero(~((weights == 0) | ((weights >= MIN_WEIGHT) & (weights <= MAX_WEIGHT))))
 
 
 def inverse_powers(counts: NDArray[np.integer], power: float) -> NDArray[np.float64]:

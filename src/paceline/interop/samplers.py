@@ -15,6 +15,7 @@ from paceline.data.sampler import (
     Sampler,
     ShuffleSampler,
     WeightedSampler,
+    find_unusable_weights,
     inverse_powers,
 )
 from paceline.interop.distributed import find_place
@@ -306,10 +307,10 @@ def _name_choice(shuffle: bool, weights: object, labels: object, sampler: object
 
 def _build_weighted(weights: ArrayLike, size: int, replacement: bool, samples: int | None) -> Sampler:
     values = _read_array("weights", weights, size).astype(np.float64)
-    if not (np.isfinite(values).all() and (values >= 0).all() and values.any()):
-        first = next((value for value in values if not (np.isfinite(value) and value >= 0)), 0.0)
-        problem = f"has {first:g}" if values.any() else "are all 0"
-        raise RecipeError(f"weights: {problem} (give finite numbers of at least 0, not all of them 0)")
+    unusable = find_unusable_weights(values)
+    if len(unusable) or not values.any():
+        problem = f"has {values[unusable[0]]:g}" if len(unusable) else "are all 0"
+        raise RecipeError(f"weights: {problem} (give 0 or numbers from 1e-200 to 1e200, not all of them 0)")
     if replacement:
         return WeightedSampler(values, samples)
     num_drawn = int(np.count_nonzero(values))

@@ -281,7 +281,7 @@ class RunContext:
     def create_loss_evaluator(
         self, precision: Precision, strategy: Strategy, bad_images: SplitBadImages, should_stop: Callable[[], bool]
     ) -> SplitEvaluator:
-        """Return the evaluator of all training images, in the same batches for any number of ranks."""
+        """Return the evaluator of all training images: ranks divide the same batches of `plan.eval_batch` images."""
         source, num_images = self.datasets.train, self.plan.train_images
         loader, num_batches = self.create_eval_loader(source, num_images, has_same_batches=True)
         return SplitEvaluator(

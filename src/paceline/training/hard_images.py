@@ -62,11 +62,13 @@ def weigh_losses(losses: NDArray[np.float64], section: Hard) -> NDArray[np.int64
     is_finite = np.isfinite(losses)
     highest = losses[is_finite].max(initial=0.0)
     weights = np.where(is_finite, losses, highest) ** section.power
-    weights = np.minimum(weights, section.limit * weights.mean())
     mean = weights.mean()
     if not 0 < mean < np.inf:
         return np.ones(len(losses), dtype=np.int64)
-    relative = section.share * (weights / mean) + (1 - section.share)
+    by_loss = section.share * np.minimum(weights / mean, section.limit)
+    # All images share the rest of the draws alike. Divided by their own mean, which may be far below 1 if a few images
+    # have most of the loss, the limited weights would exceed the limit again.
+    relative = by_loss + (1 - by_loss.mean())
     whole: NDArray[np.int64] = np.maximum(1, np.rint(_MEAN_WEIGHT * relative)).astype(np.int64)
     return whole
 
@@ -107,6 +109,7 @@ class ImageWeigher:
         self.weights.update(shared.cpu().numpy(), step)
         if self.is_main:
             effective = round(self.weights.effective_images, 1)
-            record = {"step": step, "images": len(losses), "mean_loss": float(losses.mean())}
+            mean_loss = float(losses.mean())
+            record = {"step": step, "images": len(losses), "mean_loss": mean_loss if np.isfinite(mean_loss) else None}
             self.log({**record, "effective_images": effective})
         return True

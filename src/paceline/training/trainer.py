@@ -209,10 +209,10 @@ class Trainer:
                 return "preempted"  # the checkpoint is still valid
             if self.saves_at_end and self.is_at_end(state):
                 self.save_checkpoint(state, "ended")
-        if not self.weigh_images(state):
-            return "preempted"
         interrupted = False
         is_over = self.is_at_end(state) or (self.has_max_time and state.step > 0 and self.coordinator.was_time_up())
+        if not (is_over or self.weigh_images(state)):
+            return "preempted"
         last_step = state.step if is_over else self.total_steps
         for batch in self.batches(state.step, last_step):
             if state.step == 0:
@@ -223,7 +223,9 @@ class Trainer:
                 state.advance(self.batch_size)
                 decision = self.coordinator.poll(state.step, batch)  # all ranks: save? stop?
             self.clock.end_step(self.batch_size)
-            interrupted = decision.stop or not (self.evaluate_after_step(state) and self.weigh_images(state))
+            interrupted = decision.stop or not self.evaluate_after_step(state)
+            # A run whose time is up weighs images when it is resumed with more time.
+            interrupted = interrupted or not (decision.is_time_up or self.weigh_images(state))
             finished = interrupted or decision.is_time_up or self.is_at_end(state)
             if self.should_save(state, decision, interrupted=interrupted, finished=finished):
                 self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")

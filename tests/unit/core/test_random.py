@@ -96,7 +96,7 @@ def test_uniform_is_roughly_uniform_and_its_draws_are_roughly_uncorrelated():
 
 def test_the_streams_never_change():
     """Their numbers are part of what every random value is keyed by."""
-    later = {"SAMPLER": 6, "PERMUTATION": 7, "SUBSET": 8}
+    later = {"SAMPLER": 6, "PERMUTATION": 7, "SUBSET": 8, "FOLDS": 9}
     streams = {"ORDER": 0, "AUGMENT": 1, "STEP": 2, "SAMPLE": 3, "SEARCH": 4, "ADAPTERS": 5, **later}
     assert {stream.name: stream.value for stream in Stream} == streams
 

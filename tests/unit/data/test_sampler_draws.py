@@ -17,6 +17,8 @@ from paceline.core.random import Stream, exponential, permutation, permute, unif
 from paceline.data.loaders.sampler import balanced_weights, build_sampler, count_samples
 from paceline.data.order import TrainBatchSchedule, TrainOrder
 from paceline.data.sampler import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
     CurriculumSampler,
     DistinctWeightedSampler,
     Sampler,
@@ -120,7 +122,10 @@ def test_an_image_of_several_labels_counts_for_its_rarest_class(source: ArraySou
     assert weights.tolist() == [1 / 4, 1 / 4, 1 / 4, 1, 1 / 4]
 
 
-def test_weighted_draws_by_weight_and_never_a_weight_of_zero() -> None:
+@pytest.mark.parametrize("scale", [1, MIN_WEIGHT * 2, MAX_WEIGHT / 4])
+def test_weighted_draws_by_weight_and_never_a_weight_of_zero(scale: float) -> None:
+    for sampler in (WeightedSampler(UNEVEN * scale, 5000), DistinctWeightedSampler(UNEVEN * scale, 3)):
+        assert draw(sampler, 6).tolist() == draw(replace(sampler, weights=UNEVEN), 6).tolist()
     counts = np.bincount(draw(WeightedSampler(UNEVEN, 5000), 6), minlength=6)
     assert counts[UNEVEN == 0].tolist() == [0, 0] and is_drawn_by(counts[UNEVEN > 0], UNEVEN[UNEVEN > 0])
 
@@ -185,6 +190,12 @@ def test_a_curriculum_begins_with_the_easiest_and_ends_with_all(build) -> None:
     assert hardest == [5, 3, 2, 1, 0, 0]
 
 
+def test_any_image_of_a_curriculum_may_be_in_the_part_of_a_round_that_ends_an_epoch() -> None:
+    sampler = CurriculumSampler(np.arange(10), 0.6, float("inf"))
+    counts = sum(np.bincount(sampler.order(5, epoch, 10).indices, minlength=10) for epoch in range(300))
+    assert counts[6:].tolist() == [0] * 4 and is_drawn_by(counts[:6] - 300, np.ones(6))
+
+
 def test_equal_difficulties_are_not_in_the_order_of_the_images() -> None:
     ranked = rank_images(np.zeros(100), is_descending=False)
     assert sorted(ranked.tolist()) == list(range(100)) != ranked.tolist()
@@ -207,6 +218,10 @@ def test_a_digest_changes_with_the_values_alone(build) -> None:
         ({"name": "weighted", "classes": {"cat": 2.0}}, "data.sampler.classes: 'cat' is not a class"),
         ({"name": "weighted", "classes": dict.fromkeys("0123", 0.0)}, "data.sampler: weighted has a weight of 0 for"),
         (
+            {"name": "weighted", "classes": {"0": 1e308}},
+            "data.sampler.classes: the weight of synthetic/train[0], 1e+308,",
+        ),
+        (
             {"name": "weighted", "column": "value", "replacement": False, "num_samples": 300},
             "data.sampler.num_samples: 300 is more than the 257 images with a weight above 0 (",
         ),
@@ -220,7 +235,7 @@ def test_weights_that_cannot_be_used_are_refused_with_place_value_and_fix(build,
     assert str(caught.value).startswith(error) and str(caught.value).endswith(")")
 
 
-@pytest.mark.parametrize("value", ["-1", "nan", "inf", "x", ""])
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "x", "", "1e300", "1e-300"])
 def test_a_weight_that_is_no_number_of_at_least_zero_is_named(build, tmp_path: Path, value: str) -> None:
     path = tmp_path / "wrong.csv"
     path.write_text("value,rest\n" + "\n".join(f"{value if index == 9 else 1},x" for index in range(N)))

@@ -44,8 +44,9 @@ def test_a_share_of_the_draws_goes_by_the_loss() -> None:
 
 
 def test_the_highest_weights_are_limited_and_losses_may_be_0_or_not_finite() -> None:
-    losses = np.array([1.0] * 99 + [901.0])
-    assert relative(Hard(share=1, limit=2), losses)[-1] == pytest.approx(20 / 1.19, abs=1e-4)
+    losses = np.array([1.0] * 99 + [901.0])  # 1/10 of the mean, and 90 times the mean
+    assert relative(Hard(share=1, limit=2), losses) == pytest.approx([0.981] * 99 + [2.881], abs=1e-5)
+    assert relative(Hard(share=0.5, limit=2), losses) == pytest.approx([0.9905] * 99 + [1.9405], abs=1e-5)
     assert relative(Hard(), np.zeros(3)) == relative(Hard(), np.array([np.nan, np.inf, np.nan])) == [1, 1, 1]
     assert relative(Hard(share=1), np.array([1.0, 3.0, np.nan])) == pytest.approx([3 / 7, 9 / 7, 9 / 7], abs=1e-5)
 

@@ -10,6 +10,8 @@ from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.units import Duration, count
 from paceline.data.hard_sampler import HardSampler
 from paceline.data.sampler import (
+    MAX_WEIGHT,
+    MIN_WEIGHT,
     CurriculumSampler,
     DistinctWeightedSampler,
     PluginSampler,
@@ -19,6 +21,7 @@ from paceline.data.sampler import (
     SubsetSampler,
     WeightedSampler,
     choose_subset,
+    find_unusable_weights,
     inverse_powers,
     rank_images,
 )
@@ -95,14 +98,15 @@ def balanced_weights(info: DatasetInfo, labels: NDArray[np.integer], power: floa
 
 def _build_weighted_sampler(section: Weighted, data: Data, source: Source) -> Sampler:
     if section.classes != "off":
-        weights = _weights_by_class(section.classes, source)
+        field, weights = "data.sampler.classes", _weights_by_class(section.classes, source)
     else:
-        weights = _read_values(section.column, section.file, data, source)
-    negative = np.flatnonzero(weights < 0)
-    if len(negative):
-        first = int(negative[0])
+        field, weights = "data.sampler.column", _read_values(section.column, section.file, data, source)
+    unusable = find_unusable_weights(weights)
+    if len(unusable):
+        first = int(unusable[0])
         weight, name = f"{weights[first]:g}", source.name_of(first)
-        raise RecipeError(f"data.sampler.column: the weight of {name}, {weight}, is below 0 (correct it)")
+        limits = f"neither 0 nor from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
+        raise RecipeError(f"{field}: the weight of {name}, {weight}, is {limits} (correct it)")
     num_drawn = int(np.count_nonzero(weights))
     if not num_drawn:
         raise RecipeError("data.sampler: weighted has a weight of 0 for every image (raise some)")

@@ -140,9 +140,11 @@ class Hard(Section):
     power: float = Field(1.0, gt=0, le=4)
     """Exponent of the loss, of which the weight of an image is made: more than 1 prefers the hardest images more."""
     limit: float = Field(10.0, gt=1, le=1000)
-    """Largest weight relative to the mean weight; higher ones, such as those of wrong labels, are lowered to it."""
+    """Largest weight relative to the mean weight; higher ones, such as those of wrong labels, are lowered to it. The
+    samples that this frees give every image the same chance."""
     share: float = Field(0.5, gt=0, le=1)
-    """Share of the samples that are drawn by weight; the others give every image the same chance."""
+    """Share of the samples that are drawn by weight; the others give every image the same chance. So an epoch has an
+    image about `share` * `limit` + 1 times at most."""
 
     def steps(self, steps_per_epoch: int, total_steps: int) -> range:
         """Return the numbers of finished steps at which the images are measured."""
