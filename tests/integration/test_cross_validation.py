@@ -77,3 +77,9 @@ def test_what_cannot_work_is_refused(paceline, tmp_path: Path) -> None:
     ):
         paceline(*CV, *words).assert_error(message)
     paceline("cv", *SMALL, "--groups", "patient").assert_error("data.split.groups: 'patient' is not in digits")
+    (tmp_path / "whole.yaml").write_text("data: {batch_size: 3000, split: {folds: 4, fold: 3}}\n")
+    (tmp_path / "sites.csv").write_text("\n".join(["site", *(f"s{number % 4}" for number in range(1438))]))
+    grouped = ("cv", "whole.yaml", *SMALL[1:], "--groups", "site", "--groups-file", "sites.csv", "--run-dir", "sites")
+    paceline(*grouped, "--folds", "2").assert_error("fold 0: data.batch_size: 3000 is more than the")
+    (tmp_path / "sites.csv").write_text("\n".join(["site", *(f"s{number % 5}" for number in range(1438))]))
+    paceline(*grouped, "--folds", "2").assert_error("--run-dir: sites holds something else (name a new folder)")

@@ -1,5 +1,7 @@
 """`paceline cv`: cross-validate a recipe, all folds in turn or as the tasks of a job array."""
 
+import hashlib
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from paceline.cli.experiment import (
     run_task,
 )
 from paceline.cli.options import CvOptions
+from paceline.cli.ranks import refuse_too_many
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import CrossValidationResult
@@ -28,6 +31,7 @@ from paceline.lab.cross_validation import (
     MAX_CONFUSION_CLASSES,
     FoldTrial,
     build_fold_run,
+    check_folds,
     compute_accuracy,
     compute_interval,
     describe_result,
@@ -42,6 +46,7 @@ from paceline.lab.runner import TrialRunner, describe_inconsistent_runs
 from paceline.lab.trial import TrialOutcome, apply_patch
 from paceline.recipe.load import Patch
 from paceline.recipe.plan import divide_batch
+from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.split import Split
 
 _OPTIONS = {"data.split.fold": "--only", "data.split.repeat": "--repeats"}
@@ -50,12 +55,13 @@ _OPTIONS = {"data.split.fold": "--only", "data.split.repeat": "--repeats"}
 
 @dataclass(frozen=True)
 class _CrossValidation:
-    """The `planned` runs of a recipe with `split`."""
+    """The `planned` runs of a recipe with `split`. `division` is a digest of the folds of groups, else ""."""
 
     options: CvOptions
     runs: ShortRuns
     split: Split
     planned: tuple[FoldTrial, ...]
+    division: str
 
     @property
     def num_folds(self) -> int:
@@ -71,12 +77,14 @@ def cv(options: CvOptions) -> int:
     """Run `paceline cv`, and return the exit code."""
     study = _plan(options)
     refuse_launcher("cv")
+    refuse_too_many(study.runs.ranks, study.runs.recipe.parallel.device, oversubscribe=options.oversubscribe)
     key = {
         "verb": "cv",
         "recipe": study.runs.recipe.to_dict(),
         "runs": len(study.planned),
         "repeats": options.repeats,
         "ranks": study.runs.ranks,
+        "division": study.division,
     }
     if options.task is not None:
         task = find_task(_list_tasks(study), options.task)
@@ -102,11 +110,9 @@ def _plan(options: CvOptions) -> _CrossValidation:
             raise RecipeError(f"{path}: {value} has no effect on cv, which runs them all (use {_OPTIONS[path]})")
     if options.fold_per_group and options.folds is not None:
         raise RecipeError(f"--folds: {options.folds} has no effect with --leave-one-group-out (leave one of them out)")
-    overrides = Patch((*overrides.assignments, *_list_settings(options), ("log.predictions", "on")))
-    loaded, ranks = load_for_ranks(name, overrides, options)
-    if loaded.recipe.data.split == "off":
-        overrides = Patch((*overrides.assignments, ("data.split.folds", 5)))
-        loaded, ranks = load_for_ranks(name, overrides, options)
+    # Fold 0 exists for any number of folds, and turns `data.split` on.
+    settings = (*_list_settings(options), ("data.split.fold", 0), ("log.predictions", "on"))
+    loaded, ranks = load_for_ranks(name, Patch((*overrides.assignments, *settings)), options)
     recipe, split = loaded.recipe, loaded.recipe.data.split
     assert split != "off", "it has been set"
     divide_batch(recipe, ranks)
@@ -121,9 +127,9 @@ def _plan(options: CvOptions) -> _CrossValidation:
     whole = replace(loaded, recipe=apply_patch(recipe, without))
     runs = ShortRuns(whole, recipe, ranks, 0, options.repeats, options.oversubscribe)
     # Groups are read before the first run: their column may be missing.
-    num_folds = split.folds if split.groups == "off" else _count_folds(runs)
+    num_folds, division = (split.folds, "") if split.groups == "off" else _divide_groups(recipe.data)
     assert num_folds != "groups", "groups are named"
-    return _CrossValidation(options, runs, split, plan_folds(recipe, num_folds, options.repeats, ranks))
+    return _CrossValidation(options, runs, split, plan_folds(recipe, num_folds, options.repeats, ranks), division)
 
 
 def _list_settings(options: CvOptions) -> list[tuple[str, Any]]:
@@ -133,14 +139,15 @@ def _list_settings(options: CvOptions) -> list[tuple[str, Any]]:
     return [(f"data.split.{name}", value) for name, value in values.items() if value is not None]
 
 
-def _count_folds(runs: ShortRuns) -> int:
+def _divide_groups(data: Data) -> tuple[int, str]:
+    """Return the number of folds, and a digest of the fold of each image."""
     from paceline.data.sources.build import build_datasets
     from paceline.data.sources.folds import divide_images
 
-    data = runs.recipe.data
     assert data.split != "off", "it has been set"
     datasets = build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip")
-    return divide_images(datasets, data.split, data.source).num_folds
+    folds = divide_images(datasets, data.split, data.source)
+    return folds.num_folds, hashlib.sha256(folds.numbers.tobytes()).hexdigest()
 
 
 def _parse_only(options: CvOptions, num_folds: int) -> set[int] | None:
@@ -155,15 +162,15 @@ def _parse_only(options: CvOptions, num_folds: int) -> set[int] | None:
 
 def _run(study: _CrossValidation, chosen: Sequence[FoldTrial], session: Session) -> CrossValidationResult | None:
     session.print_line(f"{count(study.num_folds, 'fold')}: {count(len(chosen), 'full run')}")
-    outcomes = [_run_fold(study, planned, session) for planned in chosen]
-    if len(chosen) < len(study.planned):
-        runner = study.build_runner(session)
-        found = [runner.find_existing(planned.trial, 1) for planned in study.planned]
-        if missing := [each.trial.name for each, outcome in zip(study.planned, found, strict=True) if outcome is None]:
-            left = f"{len(missing)} of {count(len(found), 'run')} are left, the first {missing[0]}"
-            session.print_line(f"{left}: the same command without --only runs them and sums up")
-            return None
-        outcomes = [_run_fold(study, planned, session) for planned in study.planned]
+    runner = study.build_runner(session)
+    known = [each for each in study.planned if each in chosen or runner.find_existing(each.trial, 1)]
+    outcomes = [_run_fold(study, planned, session) for planned in known]
+    if missing := [each.trial.name for each in study.planned if each not in known]:
+        left = f"{len(missing)} of {count(len(study.planned), 'run')} are left, the first {missing[0]}"
+        session.print_line(f"{left}: the same command without --only runs them and sums up")
+        if study.options.as_json:
+            print(json.dumps({"runs": [each.folder for each in outcomes], "left": missing}, indent=2))
+        return None
     return _build_result(study, outcomes, session.folder)
 
 
@@ -172,7 +179,7 @@ def _run_fold(study: _CrossValidation, planned: FoldTrial, session: Session) -> 
     # A score does not depend on the speed of a machine: a finished run counts wherever it was made.
     outcome = runner.find_existing(planned.trial, 1) or runner.run(planned.trial, 1)
     if outcome.result is None:
-        raise_failed(outcome)
+        raise_failed(replace(outcome, error=f"{planned.trial.name}: {outcome.error}"))
     predict_fold(study.runs.recipe, outcome, study.runs.ranks, runner.spawn)
     value, metric, _ = read_value(outcome.result)
     score = f"{metric_label(metric)} {'NaN' if value is None else format_metric(metric, value)}"
@@ -185,6 +192,7 @@ def _build_result(
     study: _CrossValidation, outcomes: Sequence[TrialOutcome], folder: ExperimentDir
 ) -> CrossValidationResult:
     runs = [build_fold_run(*pair) for pair in zip(study.planned, outcomes, strict=True)]
+    check_folds(runs, study.options.repeats, folder.path)
     first = outcomes[0].result
     assert first is not None, "a run that failed ends the cross-validation"
     _, metric, is_minimized = read_value(first)

@@ -144,6 +144,7 @@ def plan_short_runs(
     place of that of a measurement.
     """
     loaded, ranks = load_for_ranks(name, overrides, options)
+    refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     if build_patch is None:
         patch = build_measurement_patch(loaded.recipe, options.steps, overrides, lr_share=lr_share)
     else:
@@ -155,14 +156,13 @@ def plan_short_runs(
 def load_for_ranks(
     name: str, overrides: Patch, options: TuneOptions | ProfileOptions | LrFindOptions | CvOptions
 ) -> tuple[LoadedRecipe, int]:
-    """Return a recipe with its batch size on the ranks of this machine, and their number.
+    """Return a recipe with its batch size on `options.ranks`, `auto` being those of this machine, and their number.
 
-    Raise `PacelineError` if its runs cannot be started.
+    Raise `PacelineError` if it cannot be loaded.
     """
     loaded = with_weights_defaults(load(name, overrides))
     require_consent(loaded, trust_code=options.trust_code)
     ranks = count_ranks(options.ranks, os.environ)
-    refuse_too_many(ranks, loaded.recipe.parallel.device, oversubscribe=options.oversubscribe)
     return replace(loaded, recipe=resolve_batch(loaded.recipe, ranks)), ranks
 
 

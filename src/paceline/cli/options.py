@@ -410,8 +410,8 @@ class SubmitOptions:
         list[str],
         _argument(
             metavar="[COMMAND] RECIPE|KEY=VALUE [-- OPTIONS]",
-            help="What the job runs: train (the default), eval, profile, ladder, tune, scale or batch-study, with its "
-            "arguments. Options of that command come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE set "
+            help="What the job runs: train (the default), eval, profile, ladder, tune, scale, batch-study or cv, with "
+            "its arguments. Options of that command come after --. slurm.KEY=VALUE and kubernetes.KEY=VALUE set "
             "options of the job, such as the account.",
         ),
     ] = field(default_factory=list)
@@ -435,7 +435,7 @@ class SubmitOptions:
     ] = None
     trust_code: TrustCode = False
     array: Annotated[
-        bool, _flag("--array", help="Run a ladder, scale or batch-study as a job array, one task per run.")
+        bool, _flag("--array", help="Run a ladder, scale, batch-study or cv as a job array, one task per run.")
     ] = False
     wait: Annotated[bool, _flag("--wait", help="Wait for the job, print its output, and exit with its code.")] = False
     dry_run: Annotated[

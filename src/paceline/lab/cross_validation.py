@@ -82,12 +82,13 @@ def build_fold_run(planned: FoldTrial, outcome: TrialOutcome) -> FoldRun:
     value, metric, _ = read_value(result)
     if value is None:
         raise PacelineError(f"train.monitor: {metric} of {outcome.trial.name} is NaN (set another)")
+    plan = read_json(outcome.rundir.path / "plan.json")
     return FoldRun(
         fold=planned.fold,
         repeat=planned.repeat,
         seed=planned.seed,
-        train_images=int(read_json(outcome.rundir.dataset)["num_images"]),
-        val_images=result.eval.images,
+        train_images=int(plan["train_images"]),
+        val_images=int(plan["val_images"]),
         value=value,
         curve=_read_curve(outcome.rundir, result),
         run=outcome.folder,
@@ -100,6 +101,14 @@ def _read_curve(rundir: RunDir, result: RunResult) -> tuple[tuple[float, float],
     key = name if result.ema is None else f"ema_{name}"
     rows = read_lines(rundir.evals, of_steps=True)
     return tuple((row["epoch"], row[key]) for row in rows if isinstance(row.get(key), float))
+
+
+def check_folds(runs: Sequence[FoldRun], repeats: int, folder: Path) -> None:
+    """Raise `PacelineError` if the runs in `folder` divided different numbers of images: the data were changed."""
+    totals = sorted({each.train_images + each.val_images for each in runs})
+    if totals != [sum(each.val_images for each in runs) / repeats]:
+        different = f"runs divided {totals[0]:,} and {totals[-1]:,} images"
+        raise PacelineError(f"{folder}: {different}, as the data were changed (name a new folder by --run-dir)")
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,10 @@ def pool_predictions(runs: Sequence[tuple[FoldTrial, RunDir]]) -> PooledPredicti
 
 def _read_rows(path: Path) -> list[list[str]]:
     try:
-        return list(csv.reader(io.StringIO(read_limited(path).decode(), newline=""), strict=True))
+        rows = list(csv.reader(io.StringIO(read_limited(path).decode(), newline=""), strict=True))
+        if {len(row) for row in rows} != {4}:
+            raise ValueError("it is no table of predictions")
+        return rows
     except (OSError, ValueError, csv.Error) as error:
         raise PacelineError(f"{path}: cannot be read: {error} (remove it, and give the same command again)") from None
 

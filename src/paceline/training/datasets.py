@@ -253,6 +253,9 @@ def read_eval_data(
         recipe, datasets = read_run_data(recipe, exit_stack, is_first)
         if recipe.data.split == run_recipe.data.split:
             return recipe, datasets
+        trained_split = run_recipe.data.split
+        if recipe.data.split != "off" or (trained_split != "off" and trained_split.pool == "all"):
+            report("data.split: the run was trained on some of these images, so it does not measure generalization")
         # Other images of the dataset: normalized as in training.
         info = read_trained_dataset(RunDir(checkpoint.parent.parent)).info
         return recipe, with_statistics(datasets, Statistics(info.mean, info.std))

@@ -9,6 +9,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.experiments.results import FoldRun
 from paceline.core.run_dir import RunDir
 from paceline.lab.cross_validation import (
+    check_folds,
     compute_accuracy,
     compute_interval,
     describe_result,
@@ -79,9 +80,18 @@ def test_predictions_of_all_folds_are_pooled(predicted) -> None:
 
 def test_a_damaged_file_of_predictions_is_named(predicted, tmp_path: Path) -> None:
     made = predicted("a.jpg,cat,cat,1\n", "b.jpg,cat,cat,1\n")
-    (tmp_path / "1" / "predictions.csv").write_text('"')
-    with pytest.raises(PacelineError, match=r"1/predictions.csv: cannot be read: .* \(remove it"):
-        pool_predictions(made)
+    for damaged in ('"', "", HEADER + "b.jpg,cat\n"):
+        (tmp_path / "1" / "predictions.csv").write_text(damaged)
+        with pytest.raises(PacelineError, match=r"1/predictions.csv: cannot be read: .* \(remove it"):
+            pool_predictions(made)
+
+
+def test_runs_of_changed_data_are_refused(tmp_path: Path) -> None:
+    check_folds(runs(*[0.5] * 10, repeats=2), 2, tmp_path)
+    for changed in ({"train_images": 81}, {"train_images": 79, "val_images": 21}):
+        first, *rest = runs(*[0.5] * 5)
+        with pytest.raises(PacelineError, match=r"as the data were changed \(name a new folder by --run-dir\)$"):
+            check_folds([first.model_copy(update=changed), *rest], 1, tmp_path)
 
 
 def test_the_sentences_say_what_the_intervals_cover() -> None:

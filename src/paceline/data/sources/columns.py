@@ -100,7 +100,7 @@ def _match_values(file: Path, column: str, source: Source, field: str) -> list[s
         for index in range(len(source))
     ]
     if None in values:
-        first = source.name_of(values.index(None))
+        first = printable(next(_names_of(source, values.index(None))))
         missing = f"{values.count(None):,} of {images}, the first {first}"
         raise DataError(f"{shown}: has no line for {missing}; add one for each")
     return [value for value in values if value is not None]

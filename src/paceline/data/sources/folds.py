@@ -11,6 +11,7 @@ from paceline.core.dataset import DatasetInfo, Datasets, Source
 from paceline.core.errors import DataError
 from paceline.core.random import Stream, uniform
 from paceline.core.units import count, join_few
+from paceline.data.files import printable
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.columns import read_column, validation_section
 from paceline.data.sources.fingerprint import get_labels
@@ -97,15 +98,19 @@ def assign_folds(
     classes = np.zeros(num_images, dtype=np.int64) if classes is None else classes
     draws = uniform(split.seed, Stream.FOLDS, split.repeat, np.arange(num_units), 1)[:, 0]
     if groups is None:
-        return _deal_images(classes, draws, num_folds)
+        # Classes come in a random order, too: otherwise the image of a class of one would be in the same fold of every
+        # division.
+        of_classes = uniform(split.seed, Stream.FOLDS, split.repeat, np.arange(classes.max() + 1), 2)[:, 1]
+        places = of_classes.argsort(kind="stable").argsort()
+        return _deal_images(places[classes], draws, num_folds)
     numbers = np.array([names[group] for group in groups], dtype=np.int64)
     return numbers if split.folds == "groups" else _deal_groups(classes, numbers, draws, num_folds)
 
 
-def _deal_images(classes: NDArray[np.integer], draws: NDArray[np.float64], num_folds: int) -> NDArray[np.int64]:
+def _deal_images(places: NDArray[np.int64], draws: NDArray[np.float64], num_folds: int) -> NDArray[np.int64]:
     # Class by class, like cards: folds differ by at most one image, and by at most one of each class.
-    folds = np.empty(len(classes), dtype=np.int64)
-    folds[np.lexsort((draws, classes))] = np.arange(len(classes)) % num_folds
+    folds = np.empty(len(places), dtype=np.int64)
+    folds[np.lexsort((draws, places))] = np.arange(len(places)) % num_folds
     return folds
 
 
@@ -141,11 +146,16 @@ def _deal_groups(
 def _read_groups(split: Split, section: SourceSection, images: Source, parts: Sequence[Source]) -> list[str]:
     column, field = split.groups, "data.split.groups"
     if split.groups_file != "off":
-        return read_column(section, images, column, split.groups_file, "data.split.groups_file")
-    sections = (section, validation_section(section))  # each list has the column
-    return [
-        name for each, of in zip(parts, sections, strict=False) for name in read_column(of, each, column, "", field)
-    ]
+        names = read_column(section, images, column, split.groups_file, "data.split.groups_file")
+    else:
+        names = read_column(section, parts[0], column, "", field)
+        if len(parts) > 1:  # each list has the column
+            names += read_column(validation_section(section), parts[1], column, "", field)
+    names = [name.strip() for name in names]
+    if "" in names:
+        nameless = f"{images.name_of(names.index(''))} has no value in '{printable(column)}'"
+        raise DataError(f"{field}: {nameless} (name its group: one of its own if it belongs to none)")
+    return names
 
 
 def _read_classes(images: Source, split: Split) -> NDArray[np.integer] | None:

@@ -104,6 +104,8 @@ def test_folds_are_the_same_everywhere_and_differ_between_repeats_and_seeds() ->
     divisions = [assigned(Split(folds=3, **more), classes).tolist() for more in ({}, {"repeat": 1}, {"seed": 1})]
     assert len({tuple(each) for each in divisions}) == 3
     sizes = [f"{group}" for group in range(9) for _ in range(group + 1)]
+    single = [assigned(Split(folds=3, repeat=repeat), range(8)).tolist() for repeat in range(4)]  # classes of one image
+    assert len({tuple(each) for each in single}) == 4
     grouped = [assigned(Split(folds=3, repeat=repeat, groups="g"), [0] * 45, sizes).tolist() for repeat in range(4)]
     assert len({tuple(each) for each in grouped}) == 4
 
@@ -244,3 +246,23 @@ def test_a_group_column_is_read_from_a_list(photographs: Path, tmp_path: Path) -
     unknown = data.model_copy(update={"split": Split(groups="site")})
     with pytest.raises(DataError, match=r"^data.split.groups: .*has no column 'site'"):
         build_run_datasets(unknown, may_download=False)
+    (tmp_path / "train.csv").write_text("\n".join(["path,label,patient", *rows[:-1], "cat/39.jpg,1, "]) + "\n")
+    with pytest.raises(DataError, match=r"^data.split.groups: .*39.jpg has no value in 'patient' \(name its group"):
+        build_run_datasets(data, may_download=False)
+
+
+def test_a_group_column_of_a_huggingface_dataset_needs_no_validation_split(tmp_path: Path) -> None:
+    hf = pytest.importorskip("datasets", reason="the package datasets is not installed: pip install datasets")
+    rows = {"image": [Image.new("L", (2, 2))] * 4, "label": [0, 1, 0, 1], "site": ["b", "a ", "b", "a"]}
+    features = hf.Features({"image": hf.Image(), "label": hf.ClassLabel(names=["x", "y"]), "site": hf.Value("string")})
+    saved = hf.Dataset.from_dict(rows, features=features)
+    hf.DatasetDict({"train": saved, "val": saved}).save_to_disk(str(tmp_path / "saved"))
+    source = {"name": "huggingface", "root": str(tmp_path / "saved")}
+    data = Data.model_validate({"source": source, "split": {"folds": "groups", "groups": "site"}})
+    held = build_run_datasets(data, may_download=False).val
+    assert [held.read(index)[1] for index in range(len(held))] == [1, 1]
+    data = Data.model_validate({"source": source, "split": {"folds": 2, "groups": "site", "pool": "all"}})
+    with pytest.raises(DataError, match=r"^data.source.val: auto .*\(set data.source.val=NAME\)$"):
+        build_run_datasets(data, may_download=False)
+    named = data.model_copy(update={"source": data.source.model_copy(update={"val": "val"})})
+    assert len(build_run_datasets(named, may_download=False).val) == 4
