@@ -16,6 +16,7 @@ from paceline.interop import loaders
 from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import Patch, load
 from paceline.recipe.schema.sampler import Hard
+from paceline.training.coordinator import StepCoordinator
 from paceline.training.hard_images import ImageWeigher, LossMeter, weigh_losses
 from paceline.training.process import Invocation
 from paceline.training.run import run
@@ -117,6 +118,17 @@ def test_a_run_that_stops_while_it_measures_goes_on_exactly(tmp_path: Path, monk
     assert list(read_lines(stopped.hard_images)) == list(read_lines(whole.hard_images))
     hard = [sample for drawn, _ in samples(whole)[4:8] for sample in drawn]
     assert len(set(hard)) < len(hard) == 48 == len({sample for drawn, _ in samples(whole)[:4] for sample in drawn})
+
+
+def test_a_run_whose_time_is_up_measures_when_it_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, poll = trained(tmp_path, "whole"), StepCoordinator.poll
+    with monkeypatch.context() as patch:
+        patch.setattr(StepCoordinator, "poll", lambda *args: poll(*args)._replace(is_time_up=args[1] == 4))
+        stopped = trained(tmp_path, "stopped", "checkpoint.every=100st")
+    assert stopped.read_result().status == "time_reached" and not list(read_lines(stopped.hard_images))
+    trained(tmp_path, "stopped", "checkpoint.every=100st", resume=True)
+    assert stopped.read_result().weights_sha256 == whole.read_result().weights_sha256
+    assert list(read_lines(stopped.hard_images)) == list(read_lines(whole.hard_images))
 
 
 def test_another_trainer_has_no_losses_to_draw_by() -> None:
