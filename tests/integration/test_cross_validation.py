@@ -7,6 +7,8 @@ from pathlib import Path
 
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import CrossValidationResult
+from paceline.lab.trial import write_recipe
+from paceline.recipe.load import Patch, load
 
 SMALL = ("digits", "model.width=0.1", "train.epochs=2", "train.eval_every=1ep", "parallel.threads=1",
          "log.tensorboard=off", "log.report=off", "log.worst=0", "measure.telemetry=off")  # fmt: skip
@@ -77,7 +79,8 @@ def test_what_cannot_work_is_refused(paceline, tmp_path: Path) -> None:
     ):
         paceline(*CV, *words).assert_error(message)
     paceline("cv", *SMALL, "--groups", "patient").assert_error("data.split.groups: 'patient' is not in digits")
-    (tmp_path / "whole.yaml").write_text("data: {batch_size: 3000, split: {folds: 4, fold: 3}}\n")
+    fold = load("digits", Patch.parse(["data.batch_size=3000", "data.split.folds=4", "data.split.fold=3"]))
+    write_recipe(fold.recipe, tmp_path / "whole.yaml")
     (tmp_path / "sites.csv").write_text("\n".join(["site", *(f"s{number % 4}" for number in range(1438))]))
     grouped = ("cv", "whole.yaml", *SMALL[1:], "--groups", "site", "--groups-file", "sites.csv", "--run-dir", "sites")
     paceline(*grouped, "--folds", "2").assert_error("fold 0: data.batch_size: 3000 is more than the")

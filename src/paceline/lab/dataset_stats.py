@@ -152,9 +152,10 @@ def estimate_source_bytes(source: Source) -> float | None:
         case ImageFileSource():
             chosen = spread_indices(len(source), _MAX_STAT_CALLS)
             return sum(_stat_bytes(source.get_path(index)) for index in chosen.tolist()) / len(chosen) * len(source)
-        case SourceSubset(source=whole):
-            of_all = estimate_source_bytes(whole)
-            return None if of_all is None else of_all * len(source) / len(whole)
+        case SourceSubset(sources=sources):
+            known = [num_bytes for each in sources if (num_bytes := estimate_source_bytes(each)) is not None]
+            share = len(source) / sum(map(len, sources))
+            return share * sum(known) if len(known) == len(sources) else None
     return None
 
 

@@ -105,8 +105,8 @@ def list_source_files(source: Source) -> list[Path]:
     match source:
         case ImageFileSource():
             return [source.get_path(index) for index in range(len(source))]
-        case SourceSubset(source=whole):
-            return list_source_files(whole)
+        case SourceSubset(sources=sources):
+            return [file for each in sources for file in list_source_files(each)]
         case PackSource(files=LocalShards() as shards):
             return [shards.folder / file.name for file in shards.files]
         case LmdbSource(path=path):

@@ -82,7 +82,7 @@ def test_part_of_a_set_takes_its_share_of_bytes(photographs):
     files = sum(train.get_path(index).stat().st_size for index in (0, 1))
     assert estimate_source_bytes(select_samples(train, part)) == files
     whole = estimate_source_bytes(train)
-    assert estimate_source_bytes(SourceSubset(train.info, train, part)) == whole * 2 / 5
+    assert estimate_source_bytes(SourceSubset(train.info, (train,), part)) == whole * 2 / 5
 
 
 def test_a_set_that_no_one_knows_the_bytes_of(photographs):

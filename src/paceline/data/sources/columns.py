@@ -1,7 +1,7 @@
 """Read one value per training image: a column of the dataset itself, or of a CSV file beside it. Torch-free."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ from paceline.data.pack.reader import PackSource
 from paceline.data.sources.huggingface import read_text_column, suggest_column
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.manifest import open_csv
-from paceline.data.sources.subset import JoinedSource, SourceSubset
+from paceline.data.sources.subset import SourceSubset
 from paceline.recipe.schema.source import HuggingFace, Manifest, SourceSection
 
 _NAME_COLUMNS: Final = ("path", "image")
@@ -34,13 +34,9 @@ def read_column(
     images are ignored. Without, it has one line per image, in order. Raise `DataError` naming the recipe's `field` if
     there is no such column, or the file and line if an image has no value.
     """
-    match source:  # a fold of a cross-validation
-        case SourceSubset(source=whole, indices=indices):
-            values = read_column(section, whole, column, file, field)
-            return [values[index] for index in indices.tolist()]
-        case JoinedSource(first=first, second=second):
-            below = read_column(section, first, column, file, field)
-            return [*below, *read_column(validation_section(section), second, column, file, field)]
+    if isinstance(source, SourceSubset):  # a fold of a cross-validation
+        values = read_split_columns(section, source.sources, column, file, field)
+        return [values[index] for index in source.indices.tolist()]
     if file:
         return _match_values(expand_path(file), column, source, field)
     match section:
@@ -106,11 +102,20 @@ def _match_values(file: Path, column: str, source: Source, field: str) -> list[s
     return [value for value in values if value is not None]
 
 
-def validation_section(section: SourceSection) -> SourceSection:
-    """Return `section` with its validation images in place of the training images.
+def read_split_columns(
+    section: SourceSection, sources: Sequence[Source], column: str, file: str, field: str
+) -> list[str]:
+    """Return the values of the training images `sources[0]` of `section`, then of its validation images, if any.
 
-    Raise `DataError` if it does not name them.
+    Raise `DataError` as `read_column`, and if the section does not name its validation images.
     """
+    values = read_column(section, sources[0], column, file, field)
+    for source in sources[1:]:
+        values += read_column(_validation_section(section), source, column, file, field)
+    return values
+
+
+def _validation_section(section: SourceSection) -> SourceSection:
     if isinstance(section, HuggingFace) and section.val == "auto":
         raise DataError("data.source.val: auto does not name the split whose column is read (set data.source.val=NAME)")
     return section.model_copy(update={"train": section.val}) if isinstance(section, HuggingFace | Manifest) else section

@@ -14,7 +14,7 @@ from paceline.data.sources.huggingface import HuggingFaceSource
 from paceline.data.sources.image_files import ImageFileSource
 from paceline.data.sources.lmdb import LmdbSource
 from paceline.data.sources.plugin import PluginSamples
-from paceline.data.sources.subset import JoinedSource, SourceSubset
+from paceline.data.sources.subset import SourceSubset
 from paceline.data.sources.webdataset import WebDatasetSource
 
 # Samples of a plugin that are read for the digest: reading all would take an epoch.
@@ -63,10 +63,8 @@ def _hash_inputs(source: Source) -> tuple[bytes | memoryview, ...]:
                 _little_endian_bytes(images),
                 _little_endian_bytes(labels.astype(np.int64)),
             )
-        case SourceSubset(source=whole, indices=indices):
-            return digest_split(whole), _little_endian_bytes(indices)
-        case JoinedSource(first=first, second=second):
-            return digest_split(first), digest_split(second)
+        case SourceSubset(sources=sources, indices=indices):
+            return *map(digest_split, sources), _little_endian_bytes(indices)
         # Samples of a pack have the digest of the files, unless they are not the same pixels.
         case PackSource(names=names) if source.index.meta.made.resize or not names.joined:
             assert source.rows is not None, "a whole split of a pack has a digest"
@@ -119,13 +117,9 @@ def get_labels(source: Source) -> NDArray[np.integer] | None:
             | HuggingFaceSource(labels=labels)
         ):
             return np.asarray(labels)
-        case SourceSubset(source=whole, indices=indices):
-            of_all = get_labels(whole)
-            return None if of_all is None else of_all[indices]
-        case JoinedSource(first=first, second=second):
-            both = [get_labels(first), get_labels(second)]
-            known = [labels for labels in both if labels is not None]
-            return np.concatenate(known) if len(known) == len(both) else None
+        case SourceSubset(sources=sources, indices=indices):
+            known = [of_each for each in sources if (of_each := get_labels(each)) is not None]
+            return np.concatenate(known)[indices] if len(known) == len(sources) else None
         case PluginSamples(labels=labels):
             return labels
     return None

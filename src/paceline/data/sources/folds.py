@@ -13,7 +13,7 @@ from paceline.core.random import Stream, uniform
 from paceline.core.units import count, join_few
 from paceline.data.files import printable
 from paceline.data.sources.build import build_datasets
-from paceline.data.sources.columns import read_column, validation_section
+from paceline.data.sources.columns import read_column, read_split_columns
 from paceline.data.sources.fingerprint import get_labels
 from paceline.data.sources.image_files import has_imagenet_statistics
 from paceline.data.sources.subset import join_samples, select_samples
@@ -148,9 +148,7 @@ def _read_groups(split: Split, section: SourceSection, images: Source, parts: Se
     if split.groups_file != "off":
         names = read_column(section, images, column, split.groups_file, "data.split.groups_file")
     else:
-        names = read_column(section, parts[0], column, "", field)
-        if len(parts) > 1:  # each list has the column
-            names += read_column(validation_section(section), parts[1], column, "", field)
+        names = read_split_columns(section, parts, column, "", field)  # each list has the column
     names = [name.strip() for name in names]
     if "" in names:
         nameless = f"{images.name_of(names.index(''))} has no value in '{printable(column)}'"

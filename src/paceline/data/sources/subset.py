@@ -14,48 +14,31 @@ from paceline.data.sources.image_files import ImageFileSource
 
 @dataclass(frozen=True, eq=False)
 class SourceSubset:
-    """Samples `indices`, int64 [K], of `source`, in that order."""
+    """Samples `indices`, int64 [K], in that order, of the samples of all `sources`, one source after the other."""
 
     info: DatasetInfo
-    source: Source
+    sources: tuple[Source, ...]
     indices: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def read(self, index: int) -> Sample:
-        """Return a sample, as `source.read` does."""
-        return self.source.read(int(self.indices[index]))
-
-    def name_of(self, index: int) -> str:
-        """Return the name of a sample, as `source.name_of` does."""
-        return self.source.name_of(int(self.indices[index]))
-
-
-@dataclass(frozen=True, eq=False)
-class JoinedSource:
-    """The samples of `first`, then those of `second`."""
-
-    info: DatasetInfo
-    first: Source
-    second: Source
-
-    def __len__(self) -> int:
-        return len(self.first) + len(self.second)
-
-    def read(self, index: int) -> Sample:
         """Return a sample, as the source that has it does."""
-        source, index = self._find(index)
-        return source.read(index)
+        source, position = self._find(index)
+        return source.read(position)
 
     def name_of(self, index: int) -> str:
         """Return the name of a sample, as the source that has it does."""
-        source, index = self._find(index)
-        return source.name_of(index)
+        source, position = self._find(index)
+        return source.name_of(position)
 
     def _find(self, index: int) -> tuple[Source, int]:
-        is_first = index < len(self.first)
-        return (self.first, index) if is_first else (self.second, index - len(self.first))
+        position, number = int(self.indices[index]), 0
+        while position >= len(self.sources[number]):
+            position -= len(self.sources[number])
+            number += 1
+        return self.sources[number], position
 
 
 def select_samples(source: Source, indices: NDArray[np.int64], info: DatasetInfo | None = None) -> Source:
@@ -74,7 +57,7 @@ def select_samples(source: Source, indices: NDArray[np.int64], info: DatasetInfo
             return ImageFileSource(info, root, paths.take(indices), labels[indices])
         case PackSource():
             return source.select(info, indices)
-    return SourceSubset(info, source, indices)
+    return SourceSubset(info, (source,), indices)
 
 
 def join_samples(first: Source, second: Source) -> Source:
@@ -99,7 +82,7 @@ def join_samples(first: Source, second: Source) -> Source:
             return ImageFileSource(info, root, JoinedNames.from_list(paths), labels)
         case PackSource(), PackSource():
             return first.join(info, second)
-    return JoinedSource(info, first, second)
+    return SourceSubset(info, (first, second), np.arange(info.num_images))
 
 
 def _paths_below(root: str, source: ImageFileSource) -> list[bytes]:

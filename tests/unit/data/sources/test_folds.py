@@ -226,8 +226,8 @@ def test_other_sources_are_subsets(photographs: Path) -> None:
     whole = build_datasets(Folder(root=str(photographs)), may_download=False).train
     labels = get_labels(whole)
     assert labels is not None
-    subset = SourceSubset(replace(whole.info, num_images=2), whole, np.array([3, 1]))
-    again = SourceSubset(replace(whole.info, num_images=1), subset, np.array([1]))
+    subset = SourceSubset(replace(whole.info, num_images=2), (whole,), np.array([3, 1]))
+    again = SourceSubset(replace(whole.info, num_images=1), (subset,), np.array([1]))
     assert again.read(0) == whole.read(1) and again.name_of(0) == whole.name_of(1)
     assert np.array_equal(get_labels(again), labels[[1]])  # type: ignore[arg-type]
     assert digest_datasets(Datasets(subset, again)) != digest_datasets(Datasets(again, subset))
