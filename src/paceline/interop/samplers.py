@@ -6,6 +6,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 from torch.utils.data import Sampler as TorchSampler
 
 from paceline.core.errors import RecipeError, WorldError
@@ -27,19 +28,24 @@ _MAX_SEED: Final = 2**63 - 1
 class ExactSampler(TorchSampler[list[int]]):
     """Yield this rank's indices of each training step: `DataLoader(dataset, batch_sampler=ExactSampler(...))`.
 
-    A batch is a list of `batch_size / world_size` indices below `dataset_size`. `batch_size` counts all ranks, so that
-    a step has the same samples on any number of ranks, and a run can resume on another number. They are the samples of
-    `paceline train` in the same step, and depend on `seed`, the epoch and the step alone. The incomplete last batch of
-    an epoch is dropped, with different samples in each epoch.
+    `batch_size` is the number of samples per step over all ranks, and must be a multiple of `world_size`. A batch is a
+    list of `batch_size / world_size` indices below `dataset_size`. The samples of a step depend on `seed`, the epoch
+    and the step alone: they are the same on any number of ranks, and those of `paceline train` in the same step. The
+    incomplete last batch of an epoch is dropped.
 
-    Each iteration is the next epoch, without `set_epoch`. Give `start_step`, or call `resume` or `load_state_dict`, to
-    start at any step: the steps before it cost no time.
+    Each iteration is the next epoch, without `set_epoch`. `start_step`, `resume` and `load_state_dict` start the next
+    iteration at any step, without computing the steps before it.
 
-    By default each epoch is a new permutation, or with `shuffle=False` the order of the dataset. One of three arguments
-    replaces it. `weights`, floats [dataset_size] of at least 0, draws `num_samples` samples per epoch (by default
-    `dataset_size`) in proportion, with `replacement` or as different samples. `labels`, ints [dataset_size] of at least
-    0, draws all classes equally often, with replacement. `sampler` is any other sampler of `paceline.data.sampler`.
-    Arrays, tensors on the CPU and sequences are accepted.
+    By default each epoch is a new permutation, so that it drops different samples, or with `shuffle=False` the order of
+    the dataset. One of three arguments replaces it:
+
+    - `weights`, floats [dataset_size] of at least 0: draw `num_samples` samples per epoch (by default `dataset_size`)
+      in proportion to their weights, with or without `replacement`.
+    - `labels`, ints [dataset_size] of at least 0: draw `num_samples` samples per epoch with replacement, each class
+      that occurs with the same probability.
+    - `sampler`: a sampler of `paceline.data.sampler`. A sampler of torch is not one.
+
+    `weights` and `labels` may be a sequence, a numpy array or a tensor.
 
     `rank` and `world_size` default to those of torch.distributed when an iteration starts. Raise `RecipeError` for an
     invalid argument and `WorldError` for an invalid rank.
@@ -74,6 +80,11 @@ class ExactSampler(TorchSampler[list[int]]):
             sampler = _build_weighted(weights, self._size, replacement, samples)
         elif labels is not None:
             sampler = _build_balanced(labels, self._size, samples)
+        elif sampler is not None and not callable(getattr(sampler, "select", None)):
+            raise RecipeError(
+                f"sampler: {type(sampler).__name__} is not a sampler of paceline.data.sampler (give one, or weights or "
+                f"labels in place of a sampler of torch)"
+            )
         self._sampler = sampler or ShuffleSampler(is_random=shuffle)
         self._place = rank, world_size
         if self._place != (None, None):
@@ -85,7 +96,7 @@ class ExactSampler(TorchSampler[list[int]]):
                 f"most {epoch_samples:,})"
             )
         identity: dict[str, int | str] = {"seed": self._seed, "batch_size": self._batch_size}
-        identity |= {"dataset_size": self._size, "digest": self._sampler.digest}
+        identity |= {"dataset_size": self._size, "num_samples": epoch_samples, "digest": self._sampler.digest}
         self._position = Position(epoch_samples // self._batch_size, identity)
         self.resume(start_step)
 
@@ -102,11 +113,12 @@ class ExactSampler(TorchSampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Samples per step, on one rank.
+        """Samples per step on a single rank.
 
-        Raise `WorldError` on several ranks: whoever reads this would divide batches again that are divided already.
+        Raise `WorldError` on several ranks. Lightning and Accelerate read this attribute to divide the batches among
+        ranks, and this sampler has divided them already.
         """
-        _refuse_another_division(find_place(*self._place)[1])
+        _refuse_another_division(find_place(*self._place)[1], "or wrap the loader in ExactLoader")
         return self._batch_size
 
     @property
@@ -115,40 +127,41 @@ class ExactSampler(TorchSampler[list[int]]):
         return self._position.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, from 0; an epoch that `resume` started within keeps its position.
+        """Set the epoch of the next iteration, from 0. Not needed, as each iteration is the next epoch.
 
-        Not needed. Raise `RecipeError` for an epoch before that of a resume.
+        The epoch in which `resume` starts keeps its position. Raise `RecipeError` for an epoch before that of a resume.
         """
         _set_epoch(self._position, epoch)
 
     def resume(self, step: int) -> None:
-        """Start the next iteration at global step `step`, the number of steps trained so far in all epochs.
+        """Start the next iteration at global step `step`, the number of steps taken so far over all epochs.
 
         Raise `RecipeError` for a step below 0.
         """
         self._position.resume(_whole_number("step", step, 0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch drawn.
+        """Return the position after the last batch that the DataLoader has taken from this sampler.
 
-        The worker processes of a DataLoader draw batches before the loop takes them. To save the position of the loop,
-        iterate an `ExactLoader` and save its state, or count the steps and `resume` there. torchdata's
-        `StatefulDataLoader` keeps the right state by itself.
+        A DataLoader with worker processes takes batches before your loop does. For the position of the loop, save the
+        state of an `ExactLoader`, or count the steps and call `resume`. torchdata's `StatefulDataLoader` saves the
+        position of the loop by itself.
         """
         return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume after the last batch of `state`, with any number of ranks.
 
-        Raise `CheckpointError` for a state of another seed, batch size or dataset size, and for an invalid one.
+        Raise `CheckpointError` for an invalid state, and for one of another seed, batch size, dataset size, number of
+        samples per epoch, or weights.
         """
         self._position.load_state_dict(state)
 
     def indices(self) -> TorchSampler[int]:
-        """Return the same order as single indices, for a trainer that insists on `DataLoader(sampler=...)`.
+        """Return the same order as single indices, for code that accepts only `DataLoader(sampler=...)`.
 
-        The DataLoader must have `drop_last=True` and this sampler's `batch_size / world_size` as its batch size. State
-        and epoch remain those of this sampler.
+        Give the DataLoader `batch_size / world_size` of this sampler as its `batch_size`, and `drop_last=True`. Both
+        samplers have the same position.
         """
         return _IndexSampler(self)
 
@@ -168,6 +181,8 @@ class _IndexSampler(TorchSampler[int]):
 
     def __init__(self, batches: ExactSampler) -> None:
         self.set_epoch = batches.set_epoch
+        # For torchdata's StatefulDataLoader, which saves its sampler's state.
+        self.state_dict, self.load_state_dict = batches.state_dict, batches.load_state_dict
         self._batches = batches
 
     def __iter__(self) -> Iterator[int]:
@@ -189,15 +204,14 @@ class _BatchSampled(Protocol):
 
 
 class ExactLoader:
-    """Iterate `loader`, whose `batch_sampler` is an `ExactSampler`, and count the batches that the loop has taken.
+    """Iterate a DataLoader whose `batch_sampler` is an `ExactSampler`, and save the position of your loop.
 
-    `state_dict` is the position of the loop, however many batches worker processes have prefetched. Each iteration is
-    the next epoch, or the rest of the epoch of a loaded state. Batches are those of `loader`, a DataLoader or what a
-    trainer wraps around one.
+    Each iteration yields the batches of the next epoch, or the rest of the epoch of a loaded state. `state_dict` counts
+    the batches that the loop has taken, without those that worker processes have prefetched.
 
-    Lightning saves and loads this state with its own checkpoints, and Accelerate after
-    `accelerator.register_for_checkpointing(loader)`. Neither adds a sampler of its own to this loader. Raise
-    `RecipeError` for another batch sampler.
+    Lightning saves and loads this state in its own checkpoints, and Accelerate after
+    `accelerator.register_for_checkpointing(loader)`. Neither inserts a sampler of its own into this loader. Raise
+    `RecipeError` for a loader with another batch sampler.
     """
 
     def __init__(self, loader: _BatchSampled) -> None:
@@ -217,7 +231,7 @@ class ExactLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or the rest of the epoch of a loaded state."""
-        # The sampler may be ahead of the loop, or of a loop that stopped within an epoch.
+        # Workers may have prefetched beyond the loop, also beyond a loop that left its epoch early.
         self._sampler.resume(self._position.start)
         for batch, step in zip(self.loader, self._position.iterate(), strict=True):
             self._position.step = step + 1
@@ -245,7 +259,11 @@ class ExactLoader:
         self._position.resume(_whole_number("step", step, 0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that the loop has taken; the same on every rank."""
+        """Return the position after the last batch that the loop has taken; the same on every rank.
+
+        A state within an epoch resumes with the rest of it. If your loop leaves epochs early, first call
+        `set_epoch(loader.epoch)`.
+        """
         return self._position.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -257,9 +275,11 @@ class ExactEvalSampler(TorchSampler[list[int]]):
     """Yield this rank's indices of an evaluation: `DataLoader(dataset, batch_sampler=ExactEvalSampler(...))`.
 
     Every index below `dataset_size` is in one batch of one rank, without padding: sum your counts over the ranks, and
-    divide by `dataset_size`. A batch is a list of up to `batch_size` indices; this counts one rank. Batches are smaller
-    if all ranks then have the same number of batches, so that loops with a collective per batch do not hang (unless
-    `batch_size` is 1 or a rank has fewer than two samples). Every iteration is the same.
+    divide by `dataset_size`. A batch is a list of up to `batch_size` indices, counted per rank. Every iteration is the
+    same.
+
+    All ranks have the same number of batches, for which batches are made smaller where necessary, so that a loop with a
+    collective per batch does not hang. The exceptions are a `batch_size` of 1, and ranks with fewer than two samples.
 
     `rank` and `world_size` are as in `ExactSampler`. Raise `RecipeError` for an invalid argument.
     """
@@ -285,7 +305,7 @@ class ExactEvalSampler(TorchSampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """Samples per batch at most, on one rank.
+        """Largest number of samples per batch on a single rank.
 
         Raise `WorldError` on several ranks, as `ExactSampler.batch_size` does.
         """
@@ -306,7 +326,10 @@ def _name_choice(shuffle: bool, weights: object, labels: object, sampler: object
 
 
 def _build_weighted(weights: ArrayLike, size: int, replacement: bool, samples: int | None) -> Sampler:
-    values = _read_array("weights", weights, size).astype(np.float64)
+    array = _read_array("weights", weights, size)
+    if array.dtype.kind not in "biuf":
+        raise RecipeError(f"weights: {array.dtype} is not a number (give 0 or numbers from 1e-200 to 1e200)")
+    values = array.astype(np.float64)
     unusable = find_unusable_weights(values)
     if len(unusable) or not values.any():
         problem = f"has {values[unusable[0]]:g}" if len(unusable) else "are all 0"
@@ -327,11 +350,17 @@ def _build_balanced(labels: ArrayLike, size: int, samples: int | None) -> Sample
     if values.dtype.kind not in "iu" or values.min() < 0:
         raise RecipeError(f"labels: {values.dtype} is not a class index (give whole numbers of at least 0)")
     # As `data.sampler=balanced` weights them.
-    return WeightedSampler(np.take(inverse_powers(np.bincount(values), 1.0), values), samples)
+    _, classes, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return WeightedSampler(np.take(inverse_powers(counts, 1.0), classes), samples)
 
 
 def _read_array(name: str, values: ArrayLike, size: int) -> NDArray[Any]:
-    array = np.asarray(values)
+    if isinstance(values, Tensor):  # numpy has no bfloat16
+        values = (values.double() if values.is_floating_point() else values).numpy(force=True)
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # rows of different lengths, or tensors on a GPU
+        array = np.empty(0)
     if array.shape != (size,):
         raise RecipeError(f"{name}: has shape {list(array.shape)} (give one number per sample, [{size}])")
     return array
@@ -360,13 +389,13 @@ def _set_epoch(position: Position, epoch: int) -> None:
     position.set_epoch(number)
 
 
-def _refuse_another_division(world_size: int) -> None:
+def _refuse_another_division(world_size: int, *fixes: str) -> None:
     # Only code that divides batches among ranks reads `batch_size` of a batch sampler: it would divide them twice.
     if world_size > 1:
+        fix = "; ".join(("Accelerate: do not prepare the loader", "Lightning: use_distributed_sampler=False", *fixes))
         raise WorldError(
             f"batch_size: the sampler divides its batches among {world_size} ranks, and another trainer would divide "
-            f"them again (Accelerate: do not prepare the loader; Lightning: use_distributed_sampler=False; or wrap the "
-            f"loader in ExactLoader)"
+            f"them again ({fix})"
         )
 
 
