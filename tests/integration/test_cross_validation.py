@@ -66,8 +66,9 @@ def test_an_interrupted_cross_validation_is_resumed_to_the_same_result(paceline,
     of_ranks, of_run = ([line.split(",")[:3] for line in path.read_text().splitlines()]
                         for path in (tmp_path / "again.csv", run / "predictions.csv"))  # fmt: skip
     assert of_ranks == of_run
-    test = paceline("eval", str(run), "data.split=off", "--json").result
-    assert test["images"] == 359
+    test = paceline("eval", str(run), "data.split=off", "--json")
+    assert test.result["images"] == 359 and "data.split" not in test.err
+    assert "data.split: the run was trained on some" in paceline("eval", str(run), "data.split.fold=0", "--json").err
 
 
 def test_what_cannot_work_is_refused(paceline, tmp_path: Path) -> None:
