@@ -1,4 +1,4 @@
-"""Which samples do other trainers lose, repeat and pad, with their own samplers and with `paceline.interop`'s?
+"""Count the samples that trainers repeat and leave out, with their own samplers and with `ExactSampler`.
 
     python benchmarks/trainer_samplers.py --json benchmarks/results/trainer-samplers.json
 

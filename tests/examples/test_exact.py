@@ -21,13 +21,14 @@ import sys
 import torch
 
 steps, original = 0, torch.optim.SGD.step
+os.setsid()
 
 
 def step(self, *args, **kwargs):
     global steps
     steps += 1
     if steps == int(sys.argv[1]):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)  # this rank and its workers: an orphaned worker keeps its pipes open for 5 s
     return original(self, *args, **kwargs)
 
 
@@ -63,12 +64,11 @@ def loss_of(out: str) -> float:
 
 @pytest.fixture(scope="module")
 def never_killed(run, tmp_path_factory) -> float:
-    return loss_of(run([str(EXAMPLES / "exact_ddp.py")], tmp_path_factory.mktemp("whole"), 2)[0])
+    return loss_of(run([str(EXAMPLES / "exact_ddp.py")], tmp_path_factory.mktemp("whole"), 1)[0])
 
 
 @pytest.mark.parametrize(
-    "library",
-    ["ddp", "lightning", *(pytest.param(name, marks=pytest.mark.long) for name in ("accelerate", "timm"))],
+    "library", ["ddp", *(pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "accelerate", "timm"))]
 )
 def test_a_killed_run_resumes_on_another_number_of_ranks_to_the_same_loss(
     library: str, run, never_killed: float, tmp_path: Path
@@ -80,5 +80,6 @@ def test_a_killed_run_resumes_on_another_number_of_ranks_to_the_same_loss(
     out, codes = run(["killed.py", str(KILL_AT), example], tmp_path, 2)
     assert -9 in codes and "test loss" not in out
     resumed, _ = run([example], tmp_path, 1)
-    # Sums of gradients over one and two ranks round differently, by a few units of the last digit printed.
+    # Sums of gradients over one and two ranks round differently, by a few units of the last digit printed. One step too
+    # many or too few changes the loss by TODO.
     assert loss_of(resumed) == pytest.approx(never_killed, abs=5e-4)

@@ -60,7 +60,7 @@ def table_of(rows: dict[str, Any]) -> str:
         resumed = [found["resumed_on_2"], found["resumed_on_3"]]
         cells = [trainer, f"`{sampler}`" if sampler != "default" else sampler]
         cells += [str(found["epoch"][field]) for field in ("repeated", "left_out")]
-        cells += [str(each[field]) for each in resumed for field in ("left_out", "repeated")]
+        cells += [str(each[field]) for each in resumed for field in ("repeated", "left_out")]
         same = [each["same_steps"] for each in resumed]
         cells.append("yes" if all(same) else "on 2 only" if same[0] else "no")
         lines.append(f"| {' | '.join(cells)} |")
