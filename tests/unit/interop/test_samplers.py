@@ -139,6 +139,15 @@ def test_single_indices_make_the_same_batches() -> None:
             assert [batch.tolist() for batch in loader] == expected
 
 
+def test_single_indices_save_the_position_of_the_batches() -> None:
+    """torchdata's `StatefulDataLoader` saves the state of its sampler."""
+    indices, again = ExactSampler(SIZE, BATCH).indices(), ExactSampler(SIZE, BATCH).indices()
+    list(indices)
+    list(islice(indices, 3 * BATCH))
+    again.load_state_dict(indices.state_dict())
+    assert list(islice(again, BATCH)) == train_steps(STEPS + 3, STEPS + 4)[0]
+
+
 def test_accelerate_divides_the_steps_of_one_rank_like_the_sampler() -> None:
     """With `split_batches=True`, a prepared loader has the same samples on each rank."""
     accelerate = pytest.importorskip("accelerate.data_loader", exc_type=ImportError)
@@ -212,6 +221,12 @@ def test_a_state_of_another_order_is_refused(change) -> None:
     state = ExactSampler(SIZE, BATCH).state_dict()
     with pytest.raises(CheckpointError, match="digest" if "weights" in change else next(iter(change))):
         ExactSampler(**{"dataset_size": SIZE, "batch_size": BATCH, **change}).load_state_dict(state)
+
+
+def test_a_state_of_another_number_of_samples_per_epoch_is_refused() -> None:
+    state = ExactSampler(SIZE, BATCH, weights=WEIGHTS).state_dict()
+    with pytest.raises(CheckpointError, match=r"num_samples 101, but this loader 50"):
+        ExactSampler(SIZE, BATCH, weights=WEIGHTS, num_samples=50).load_state_dict(state)
 
 
 def test_importing_the_sampler_loads_neither_models_nor_transforms() -> None:
