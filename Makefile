@@ -24,7 +24,7 @@ NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
   $(call NAMED,numerics,allreduce checkpoints consensus evaluation many_ranks nonfinite powersgd strategies) \
   $(call NAMED,numerics,sync_batch_norm) $(call NAMED,examples,minimal_ddp)
-ALONE := $(call NAMED,cluster/hosts,doctor link) $(call NAMED,faults,doctor) $(call NAMED,numerics,timing) \
+ALONE := $(call NAMED,cluster/hosts,doctor link) $(call NAMED,faults,data doctor) $(call NAMED,numerics,timing) \
   $(call NAMED,integration,contention doctor_ranks trace truth)
 IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 test: $(READY_DEV) $(NATIVE)
