@@ -11,9 +11,10 @@ checkpoint and those after the resume: they made the weights. Each trainer is re
 - PyTorch: `DistributedSampler` with `set_epoch`, and the epoch in the checkpoint, as in pytorch/examples; or
   torchdata's `StatefulDataLoader` with its `StatefulDistributedSampler`.
 - Lightning: `ModelCheckpoint(every_n_train_steps=...)` and `fit(ckpt_path=...)`, with torch's DataLoader, for which it
-  warns, or with torchdata's loader and sampler.
+  warns; with torchdata's `StatefulDataLoader`, as the warning advises; or with torchdata's sampler, too.
 - Accelerate: `save_state`, `load_state` and `skip_first_batches`; with the default sampler, or with
-  `use_seedable_sampler` and `set_epoch` before each epoch; or with `use_stateful_dataloader`.
+  `use_seedable_sampler` and `set_epoch` before each epoch; or with `use_stateful_dataloader` in place of
+  `skip_first_batches`, with either sampler.
 - timm: `create_loader`, recovery checkpoints of `CheckpointSaver`, and `resume_checkpoint`, as in its `train.py`.
 
 `paceline` is `paceline train` itself, never stopped, from its own record of samples. The exit status is 1 if any run
@@ -176,6 +177,10 @@ def run_lightning(job: Job) -> None:
 
     if job.is_exact:
         loader = exact_loader(num_workers=WORKERS)
+    elif job.sampler == "stateful loader":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        loader = StatefulDataLoader(Numbers(), job.rank_batch, shuffle=True, num_workers=WORKERS)
     elif job.sampler == "stateful":
         from torchdata.stateful_dataloader import StatefulDataLoader
         from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -203,7 +208,7 @@ def run_accelerate(job: Job) -> None:
     from torch.utils.data import DataLoader
 
     config = DataLoaderConfiguration(
-        use_seedable_sampler=job.sampler == "seedable", use_stateful_dataloader=job.sampler == "stateful"
+        use_seedable_sampler="seedable" in job.sampler, use_stateful_dataloader="stateful" in job.sampler
     )
     accelerator = Accelerator(cpu=True, dataloader_config=config)
     set_seed(0)
@@ -221,7 +226,7 @@ def run_accelerate(job: Job) -> None:
         start, skipped = divmod(step, len(loader))
     for epoch in range(start, EPOCHS):
         batches = loader
-        if job.sampler == "seedable":
+        if "seedable" in job.sampler:
             loader.set_epoch(epoch)
         if skipped and job.sampler in ("default", "seedable"):
             batches = accelerator.skip_first_batches(loader, skipped)
@@ -294,10 +299,12 @@ ROWS = (
     ("PyTorch", "default", "DistributedSampler"),
     ("PyTorch", "stateful", "StatefulDistributedSampler"),
     ("Lightning", "default", "DistributedSampler"),
+    ("Lightning", "stateful loader", "StatefulDataLoader"),
     ("Lightning", "stateful", "StatefulDistributedSampler"),
     ("Accelerate", "default", "default"),
     ("Accelerate", "seedable", "use_seedable_sampler"),
     ("Accelerate", "stateful", "use_stateful_dataloader"),
+    ("Accelerate", "seedable stateful", "use_seedable_sampler + use_stateful_dataloader"),
     ("timm", "default", "DistributedSampler"),
     *((trainer, "exact", "ExactSampler") for trainer in RUN),
 )
@@ -422,7 +429,7 @@ def main() -> int:
         for trainer, sampler, label in ROWS:
             if options.only not in (None, trainer):
                 continue
-            if sampler == "stateful" and find_spec("torchdata") is None:
+            if "stateful" in sampler and find_spec("torchdata") is None:
                 print(f"{trainer}, {label}: left out (pip install torchdata)", file=sys.stderr)
                 continue
             found = measure(trainer, sampler, Path(name))
