@@ -67,9 +67,7 @@ def never_killed(run, tmp_path_factory) -> float:
     return loss_of(run([str(EXAMPLES / "exact_ddp.py")], tmp_path_factory.mktemp("whole"), 1)[0])
 
 
-@pytest.mark.parametrize(
-    "library", ["ddp", *(pytest.param(name, marks=pytest.mark.long) for name in ("lightning", "accelerate", "timm"))]
-)
+@pytest.mark.parametrize("library", ["ddp", "lightning", "accelerate", "timm"])
 def test_a_killed_run_resumes_on_another_number_of_ranks_to_the_same_loss(
     library: str, run, never_killed: float, tmp_path: Path
 ) -> None:
