@@ -65,7 +65,7 @@ def find_rank(rank: int | None, world_size: int | None, gpu: str = "") -> Extern
     return ExternalRank(World.single())
 
 
-def find_place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def find_rank_and_world_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and world size as `find_rank` finds them, without exchanging anything between ranks."""
     if rank is not None or world_size is not None:
         world = _explicit_world(rank, world_size)

@@ -19,7 +19,7 @@ from paceline.data.sampler import (
     find_unusable_weights,
     inverse_powers,
 )
-from paceline.interop.distributed import find_place
+from paceline.interop.distributed import find_rank_and_world_size
 from paceline.interop.position import Position
 
 _MAX_SEED: Final = 2**63 - 1
@@ -86,8 +86,8 @@ class ExactSampler(TorchSampler[list[int]]):
                 f"labels in place of a sampler of torch)"
             )
         self._sampler = sampler or ShuffleSampler(is_random=shuffle)
-        self._place = rank, world_size
-        if self._place != (None, None):
+        self._rank_and_world_size = rank, world_size
+        if self._rank_and_world_size != (None, None):
             self._order()  # report an invalid rank at once
         epoch_samples = self._sampler.num_samples(self._size)
         if epoch_samples < self._batch_size:
@@ -97,6 +97,7 @@ class ExactSampler(TorchSampler[list[int]]):
             )
         identity: dict[str, int | str] = {"seed": self._seed, "batch_size": self._batch_size}
         identity |= {"dataset_size": self._size, "num_samples": epoch_samples, "digest": self._sampler.digest}
+        identity["shuffle"] = shuffle
         self._position = Position(epoch_samples // self._batch_size, identity)
         self.resume(start_step)
 
@@ -118,7 +119,9 @@ class ExactSampler(TorchSampler[list[int]]):
         Raise `WorldError` on several ranks. Lightning and Accelerate read this attribute to divide the batches among
         ranks, and this sampler has divided them already.
         """
-        _refuse_another_division(find_place(*self._place)[1], "or wrap the loader in ExactLoader")
+        _refuse_another_division(
+            find_rank_and_world_size(*self._rank_and_world_size)[1], "or wrap the loader in ExactLoader"
+        )
         return self._batch_size
 
     @property
@@ -166,7 +169,7 @@ class ExactSampler(TorchSampler[list[int]]):
         return _IndexSampler(self)
 
     def _order(self) -> TrainOrder:
-        rank, world_size = find_place(*self._place)
+        rank, world_size = find_rank_and_world_size(*self._rank_and_world_size)
         if self._batch_size % world_size:
             more = -(-self._batch_size // world_size) * world_size
             raise RecipeError(
@@ -289,8 +292,8 @@ class ExactEvalSampler(TorchSampler[list[int]]):
     ) -> None:
         self._size = _whole_number("dataset_size", dataset_size, 1)
         self._batch_size = _whole_number("batch_size", batch_size, 1)
-        self._place = rank, world_size
-        if self._place != (None, None):
+        self._rank_and_world_size = rank, world_size
+        if self._rank_and_world_size != (None, None):
             self._shard()  # report an invalid rank at once
 
     def __len__(self) -> int:
@@ -309,11 +312,11 @@ class ExactEvalSampler(TorchSampler[list[int]]):
 
         Raise `WorldError` on several ranks, as `ExactSampler.batch_size` does.
         """
-        _refuse_another_division(find_place(*self._place)[1])
+        _refuse_another_division(find_rank_and_world_size(*self._rank_and_world_size)[1])
         return self._batch_size
 
     def _shard(self) -> EvalShard:
-        rank, world_size = find_place(*self._place)
+        rank, world_size = find_rank_and_world_size(*self._rank_and_world_size)
         return EvalShard(self._size, even_batch(self._size, self._batch_size, world_size), rank, world_size)
 
 

@@ -21,7 +21,7 @@ EXPLAINS_S = 6.0
 """Time for a rank on a busy machine to find a lost peer and exit: two heartbeats and one or two seconds."""
 SLOW = "80mbit"
 """A step of a tenth of a second, most of it for its gradients, so that a run is long enough to be interrupted."""
-RESUMES_S = 40.0
+RESUMES_S = 20.0
 """TCP repeats a lost packet at doubling intervals, so after a cut of 5 s it may wait for 5 s and its first interval."""
 ALONE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
@@ -79,7 +79,7 @@ def test_ranks_connect_if_a_host_name_resolves_to_loopback(
 
 def test_a_run_survives_a_link_that_is_cut_for_five_seconds(hosts, run: Path, uninterrupted, same) -> None:
     hosts.shape(SLOW)
-    args = (*ARGS, "parallel.timeout=60s", "--run-dir", str(run))
+    args = (*ARGS, "parallel.timeout=30s", "--run-dir", str(run))
     agents = [hosts.agent(name, *args, to="host1") for name in ("host1", "host2")]
     hosts.wait(lambda: steps_of(run) > 5, *agents)
     hosts.cut("host2")

@@ -222,7 +222,9 @@ def test_an_invalid_argument_is_named_with_its_value_and_fix(arguments, message:
         ExactSampler(**{"dataset_size": SIZE, "batch_size": BATCH, **arguments})
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 6}, {"dataset_size": 100}, {"weights": WEIGHTS}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"batch_size": 6}, {"dataset_size": 100}, {"weights": WEIGHTS}, {"shuffle": False}]
+)
 def test_a_state_of_another_order_is_refused(change) -> None:
     state = ExactSampler(SIZE, BATCH).state_dict()
     with pytest.raises(CheckpointError, match="digest" if "weights" in change else next(iter(change))):
