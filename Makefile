@@ -19,6 +19,8 @@ demo: $(READY) $(NATIVE)
 # adds what starts programs and looks at what they leave behind. Tests run by file in two processes of one thread each,
 # those of units last, so that both processes are busy until the end. What measures time or the load of the machine runs
 # alone afterwards, also after a failure. Threads that spin while they wait would keep the core from the other process.
+# A test that hangs where pytest's own limit cannot end it, in native code or in a fixture, ends its process with the
+# stack of each thread.
 UNITS := tests/unit tests/architecture tests/golden
 NAMED = $(wildcard $(patsubst %,tests/$(1)/test_%.py,$(2)))
 MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,checkpoints) \
@@ -26,7 +28,9 @@ MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,c
   $(call NAMED,numerics,sync_batch_norm) $(call NAMED,examples,minimal_ddp)
 ALONE := $(call NAMED,cluster/hosts,doctor link) $(call NAMED,faults,data doctor) $(call NAMED,numerics,timing) \
   $(call NAMED,integration,contention doctor_ranks trace truth)
-IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+  --max-worker-restart 0
 test: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
 	@failed=0; \
@@ -38,7 +42,7 @@ test-all: $(READY_DEV) $(NATIVE)
 	@rm -rf build/tests
 	@failed=0; \
 	$(IN_TWO) tests $(ALONE:%=--ignore=%) --junitxml build/tests/pairs.xml || failed=1; \
-	$(BIN)/python -m pytest $(ALONE) --junitxml build/tests/alone.xml || failed=1; \
+	$(PYTEST) $(ALONE) --junitxml build/tests/alone.xml || failed=1; \
 	$(BIN)/python .ci/tests.py build/tests pairs alone || failed=1; \
 	exit $$failed
 
