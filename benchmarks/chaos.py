@@ -5,10 +5,13 @@ the samples of one that never was; no kill costs more steps than lie between two
 taken while one was being written.
 
     python benchmarks/chaos.py --kills 100 --json benchmarks/results/chaos-cpu.json
+    python benchmarks/chaos.py --kills 100 --ranks 1,2,3,4 --sampler balanced --sampler '{name: weighted, ...}' \\
+        --json benchmarks/results/chaos-samplers-cpu.json
 
-For each world size one run is left alone, and one is killed: one rank of it, the launcher, or all its processes at
-once; while it starts, between or within steps, or while a checkpoint is written; with no loader workers or with two.
-The moments are spread over the whole run and drawn from `--seed`. Afterwards everything that was written is compared.
+With `--sampler`, the kills are divided among samplers. The samples of each step must be the same for all world sizes.
+For each one run is left alone, and one is killed: one rank of it, the launcher, or all its processes at once; while it
+starts, between or within steps, or while a checkpoint is written; with no loader workers or with two. The moments are
+spread over the whole run and drawn from `--seed`. Afterwards everything that was written is compared.
 Unlike other benchmarks it does judge: the exit status is 1 when something was lost or a process stayed behind.
 """
 
@@ -65,10 +68,12 @@ class Setting:
     ranks: int
     steps: int
     every: int
+    sampler: str = "shuffle"
 
     def command(self, run: Path, workers: int) -> list[str]:
         """Return the command line that starts a run, or resumes it."""
         lengths = (f"train.steps={self.steps}", f"checkpoint.every={self.every}st", f"data.workers={workers}")
+        lengths = (*lengths, f"data.sampler={self.sampler}")
         options = ("--ranks", str(self.ranks), "--run-dir", str(run), "--resume", "--json")
         return [sys.executable, "-m", "paceline", "train", *ARGUMENTS, *lengths, *options]
 
@@ -342,6 +347,18 @@ def last_checkpoint(run: Path) -> dict[str, Any]:
     return {"state": untimed(read_state(path)), **{name: weights_sha256(tensors) for name, tensors in parts.items()}}
 
 
+def samples_of_steps(setting: Setting, run: Path) -> list[Counter[int]]:
+    """Return how often each sample is in each step of a run, over all its ranks."""
+    of_ranks = [rows(run / f"steps.rank{rank}.jsonl") for rank in range(setting.ranks)]
+    return [sum((Counter(row["samples"]) for row in step), Counter()) for step in zip(*of_ranks, strict=True)]
+
+
+def same_on_all_world_sizes(traces: list[list[Counter[int]]]) -> bool:
+    """Return whether runs have the same samples in each step, as far as the shortest goes."""
+    num_steps = min(len(trace) for trace in traces)
+    return all(trace[:num_steps] == traces[0][:num_steps] for trace in traces)
+
+
 def summary(setting: Setting, outcomes: list[Killed], checks: dict[str, bool]) -> dict[str, Any]:
     """Return what a world size came to."""
     started = [each for each in outcomes if each.done is not None]
@@ -360,11 +377,16 @@ def summary(setting: Setting, outcomes: list[Killed], checks: dict[str, bool]) -
     }
 
 
+def get_run(folder: Path, name: str, setting: Setting) -> Path:
+    """Return the folder of a run."""
+    return folder / f"{name}-{setting.ranks}"
+
+
 def chaos(
     setting: Setting, number: int, folder: Path, seed: int, report: Callable[[str], None] = print
 ) -> tuple[dict[str, Any], list[Killed]]:
     """Kill a run of `setting` `number` times, and compare; return the summary and each kill."""
-    whole, killed = (folder / f"{name}-{setting.ranks}" for name in ("whole", "killed"))
+    whole, killed = (get_run(folder, name, setting) for name in ("whole", "killed"))
     startup_s = left_alone(setting, whole)
     kills = plan_kills(number, setting, random.Random(f"{seed} {setting.ranks}"))
     outcomes = killed_all_along(setting, killed, kills, startup_s, report)
@@ -378,22 +400,39 @@ def main() -> int:
     parser.add_argument("--ranks", default="2,3,4", help="world sizes (default: 2,3,4)")
     parser.add_argument("--every", type=int, default=5, metavar="K", help="steps between checkpoints (default: 5)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sampler", action="append", metavar="TEXT", help="value of data.sampler; may be repeated")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     args = parser.parse_args()
     worlds = [int(ranks) for ranks in args.ranks.split(",")]
     provenance, start_s = record.provenance(), time.monotonic()
-    summaries, rows = {}, {}
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        for position, ranks in enumerate(worlds):
-            number = args.kills // len(worlds) + (position < args.kills % len(worlds))
-            setting = Setting(ranks, max(4 * args.every, STEPS_A_KILL * number), args.every)
-            summaries[str(ranks)], outcomes = chaos(setting, number, Path(folder), args.seed)
-            rows[f"kills_of_{ranks}_ranks"] = [{**asdict(each), "repeated": each.repeated} for each in outcomes]
-            print(json.dumps(summaries[str(ranks)], indent=2), flush=True)
+    samplers = args.sampler or ["shuffle"]
+    found, kills, is_exact = {}, {}, True
+    runs = [(sampler, ranks) for sampler in samplers for ranks in worlds]
+    numbers = dict(zip(runs, split_evenly(args.kills, len(runs)), strict=True))
+    for sampler in samplers:
+        with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+            summaries, traces = {}, []
+            for ranks in worlds:
+                number = numbers[sampler, ranks]
+                setting = Setting(ranks, max(4 * args.every, STEPS_A_KILL * number), args.every, sampler)
+                summaries[str(ranks)], outcomes = chaos(setting, number, Path(folder), args.seed)
+                traces.append(samples_of_steps(setting, get_run(Path(folder), "killed", setting)))
+                kills[f"{ranks} ranks, {sampler}"] = [{**asdict(each), "repeated": each.repeated} for each in outcomes]
+                print(json.dumps(summaries[str(ranks)], indent=2), flush=True)
+            is_same = same_on_all_world_sizes(traces)
+            print(f"{sampler}: the same samples in each step on {args.ranks} ranks: {is_same}", flush=True)
+            found[sampler] = {"same_samples_on_all_ranks": is_same, "ranks": summaries}
+            is_exact &= is_same and all(all(each["checks"].values()) for each in summaries.values())
     facts = {"recipe": ARGUMENTS, "every": args.every, "seed": args.seed, "took_s": round(time.monotonic() - start_s)}
     if args.json:
-        record.write(args.json, {"benchmark": "chaos", **provenance, **facts, "ranks": summaries, **rows})
-    return int(not all(all(each["checks"].values()) for each in summaries.values()))
+        result = {"samplers": found} if args.sampler else found["shuffle"]
+        record.write(args.json, {"benchmark": "chaos", **provenance, **facts, **result, "kills": kills})
+    return int(not is_exact)
+
+
+def split_evenly(number: int, parts: int) -> list[int]:
+    """Divide a number into parts that differ by one at most, the larger ones first."""
+    return [number // parts + (part < number % parts) for part in range(parts)]
 
 
 if __name__ == "__main__":
