@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.process import STOP_SIGNALS
+
 FORKING = Path(__file__).with_name("forking.py")
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 240
@@ -41,6 +43,20 @@ FLAGS = (
 # that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Restore the handlers of stop signals: a command that ends in a test's process ignores them from then on.
+
+    Children would inherit that, and could not be terminated.
+    """
+    before = [(number, signal.getsignal(number)) for number in STOP_SIGNALS]
+    try:
+        return (yield)
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -211,7 +227,8 @@ def forking_from(python: str, **always: str) -> Iterator[Forking]:
         assert num_threads, "paceline cannot be imported"
         assert num_threads == b"1", "threads do not survive a fork"
         yield Forking(server, ours, always)
-        ours.close()  # ends the server
+        # This ends the server, also if a process that the test process forked still has a copy of the socket.
+        ours.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture(scope="session")
