@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, Self
 
@@ -148,7 +148,11 @@ class Process:
 
     def done(self) -> int | None:
         """Return after how many steps it is, by the trace of samples; None before it has cut that to its start."""
-        return max((path.read_bytes().count(b"\n") for path in self._own("steps.rank*.jsonl")), default=None)
+        counts = []
+        for path in self._own("steps.rank*.jsonl"):
+            with suppress(FileNotFoundError):  # it is being replaced
+                counts.append(path.read_bytes().count(b"\n"))
+        return max(counts, default=None)
 
     def is_saving(self) -> bool:
         """Return whether there is a checkpoint that it has begun and not moved into its place."""
@@ -303,6 +307,8 @@ def verdicts(setting: Setting, whole: Path, killed: Path, outcomes: list[Killed]
     one, other = (json.loads((run / "result.json").read_text()) for run in (whole, killed))
     traces = [[rows(run / f"steps.rank{rank}.jsonl") for run in (whole, killed)] for rank in range(setting.ranks)]
     steps = list(range(setting.steps))
+    for name in ("steps.jsonl", "evals.jsonl"):
+        print_difference(name, rows(whole / name), rows(killed / name))
     return {
         "same_result": all(one[name] == other[name] for name in SAME_RESULT),
         "same_weights_optimizer_and_average": last_checkpoint(whole) == last_checkpoint(killed),
@@ -320,6 +326,14 @@ def verdicts(setting: Setting, whole: Path, killed: Path, outcomes: list[Killed]
     }
 
 
+def print_difference(name: str, expected: list[Any], found: list[Any]) -> None:
+    """Print the first rows of two files that differ."""
+    for number, (one, other) in enumerate(zip_longest(expected, found)):
+        if one != other:
+            print(f"{name}, row {number}: {one} without kills, {other} with them", flush=True)
+            return
+
+
 def strip_worker_tracebacks(stderr: str) -> str:
     """Return what was said without the traceback that Python's own thread in a worker prints when its rank is gone."""
     blocks = re.split(r"(?=^(?:\[rank\d+\]: )?Traceback)", stderr, flags=re.MULTILINE)
@@ -332,9 +346,9 @@ def rows(path: Path) -> list[Any]:
 
 
 def untimed(value: Any) -> Any:
-    """Return a value from JSON without what a clock has put into it: what has a name in seconds."""
+    """Return a value from JSON without what a clock has put into it: seconds, and shares of them."""
     if isinstance(value, dict):
-        return {name: untimed(each) for name, each in value.items() if not name.endswith("_s")}
+        return {name: untimed(each) for name, each in value.items() if not name.endswith(("_s", "_share"))}
     return value
 
 
