@@ -165,8 +165,8 @@ def test_a_reduced_crop_is_nearly_the_unreduced_one(core: NativeExtension, subsa
     record = core.index_jpeg(jpeg(smooth(640, 700), subsampling=subsampling))
     for box in BOXES:
         difference = np.abs(apart(core, record, box, size))
-        assert difference.mean() < 1, (box, difference.mean())
-        assert difference.max() <= 16, (box, difference.max())
+        # Rounding alone gives 0.1 and 1. Without narrowing the triangle it would be up to 1.2 and 8.
+        assert difference.mean() < 0.4 and difference.max() <= 3, (box, difference.mean(), difference.max())
 
 
 def test_it_is_reduced_from_four_samples_to_one_of_the_output_on(core: NativeExtension) -> None:
@@ -208,10 +208,10 @@ def test_all_instructions_give_the_same_bits(core: NativeExtension, best: str, s
         assert np.array_equal(*made)
 
 
-def test_pixels_beyond_the_box_count_in_no_more_than_a_sample(core: NativeExtension) -> None:
-    """A reduced sample across the edge of a box has the weight of its pixels inside, half of which may be white."""
+def test_a_sample_across_the_edge_of_the_box_counts_by_its_pixels_inside(core: NativeExtension) -> None:
+    """Of the last sample, one pixel of eight is inside: it has an eighth of its weight, which would make 35."""
     halves = np.zeros((320, 320), np.uint8)
     halves[:, 161:] = 255
     record = core.index_jpeg(jpeg(Image.fromarray(halves), quality=100))
-    made = crop(core, record, (0, 0, 320, 161), 40)
-    assert not made[..., :-1].any() and made[..., -1].max() < 40
+    made = crop(core, record, (0, 0, 320, 161), 10)
+    assert not made[..., :-1].any() and made[..., -1].max() < 10
