@@ -154,6 +154,7 @@ pl_status pl_decode_planes(const pl_record *record, pl_region pixels, pl_stage s
   pl_status status = pl_tables_for(scratch->tables, record, &codes);
   if (status != PL_OK) return status;
   pl_mcu_layout(record, codes, &r.mcu);
+  for (int i = 0; i < r.mcu.num_blocks; i++) r.mcu.blocks[i].only_dc = r.side[r.mcu.blocks[i].component] == 1;
   read_quantisation(&r);
   if (!reserve_memory(&r, scratch, planes)) return PL_NO_MEMORY;
   for (int y = 0; y < r.down && status == PL_OK; y += 2) {
