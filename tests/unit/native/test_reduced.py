@@ -53,8 +53,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
-def planes_of(library: ctypes.CDLL, record: bytes, region: Region, num_planes: int) -> list[NDArray[np.uint8]]:
-    """Decode planes of a record; also check that they begin where the region's first MCU does."""
+def planes_of(
+    library: ctypes.CDLL, record: bytes, region: Region, num_planes: int
+) -> list[tuple[int, int, NDArray[np.uint8]]]:
+    """Decode planes of a record: the row and column of the first sample, and the samples."""
     opened, planes = ctypes.create_string_buffer(1024), (Plane * 3)()
     assert library.pl_record_open(record, ctypes.c_size_t(len(record)), opened) == 0
     scratch = ctypes.c_void_p(library.pl_scratch_new())
@@ -62,7 +64,8 @@ def planes_of(library: ctypes.CDLL, record: bytes, region: Region, num_planes: i
     found = []
     for plane in planes[:num_planes]:
         rows = [ctypes.string_at(plane.data + y * plane.stride, plane.width) for y in range(plane.height)]
-        found.append(np.frombuffer(b"".join(rows), np.uint8).reshape(plane.height, plane.width))
+        samples = np.frombuffer(b"".join(rows), np.uint8).reshape(plane.height, plane.width)
+        found.append((plane.y0, plane.x0, samples))
     library.pl_scratch_free(scratch)
     return found
 
@@ -100,8 +103,24 @@ def test_reduced_samples_are_those_of_libjpeg_s_scaled_decoding(
             assert min(height, width) < 16
             continue
         whole = Region(0, 0, height, width, (reduction, reduction, reduction))
-        planes = planes_of(library, core.index_jpeg(file), whole, len(mode) if mode == "L" else 3)
+        planes = [samples for _, _, samples in planes_of(library, core.index_jpeg(file), whole, len(scaled.getbands()))]
         np.testing.assert_array_equal(np.stack(planes, -1).squeeze(), np.asarray(scaled).squeeze())
+
+
+@pytest.mark.parametrize("reductions", [(1, 1, 1), (2, 1, 4), (4, 2, 2), (8, 4, 1)])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_planes_of_a_region_are_those_of_the_image(
+    core: NativeExtension, library: ctypes.CDLL, reductions: tuple[int, int, int], subsampling: int
+) -> None:
+    record = core.index_jpeg(jpeg(picture(217, 330), subsampling=subsampling))
+    whole = planes_of(library, record, Region(0, 0, 217, 330, reductions), 3)
+    for top, left, bottom, right in ((0, 0, 1, 1), (16, 32, 90, 200), (71, 131, 217, 329), (216, 329, 217, 330)):
+        parts = planes_of(library, record, Region(top, left, bottom, right, reductions), 3)
+        for (_, _, samples), (y0, x0, part), reduction in zip(whole, parts, reductions, strict=True):
+            height, width = part.shape
+            assert y0 * reduction <= top and (y0 + height) * reduction * (2 if subsampling == 2 else 1) >= bottom
+            assert x0 * reduction <= left and (x0 + width) * reduction * (2 if subsampling else 1) >= right
+            np.testing.assert_array_equal(part, samples[y0 : y0 + height, x0 : x0 + width])
 
 
 def crop(
