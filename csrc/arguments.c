@@ -67,8 +67,8 @@ int pl_check_output(int size, int channels, int stage) {
     PyErr_Format(PyExc_ValueError, "size %d is not in 1 to %d", size, PL_MAX_OUTPUT);
   else if (channels != 1 && channels != 3)
     PyErr_Format(PyExc_ValueError, "channels %d is neither 1 nor 3", channels);
-  else if (stage != PL_ALL && stage != PL_ENTROPY_ONLY && stage != PL_NO_RESIZE)
-    PyErr_Format(PyExc_ValueError, "stage %d is not in 0 to 2", stage);
+  else if (stage < PL_ALL || stage > PL_NO_REDUCTION)
+    PyErr_Format(PyExc_ValueError, "stage %d is not in 0 to 3", stage);
   else
     return 0;
   return -1;

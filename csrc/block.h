@@ -52,10 +52,16 @@ PL_INLINE bool pl_skip_ac(pl_bits *bits, const pl_codes *codes, uint32_t *at) {
   return *at < 63;
 }
 
+/* Read an AC coefficient, or pass over it where none is stored. */
+PL_INLINE bool pl_next_ac(pl_bits *bits, const pl_codes *codes, uint32_t *at, int16_t *block, bool only_dc) {
+  return only_dc ? pl_skip_ac(bits, codes, at) : pl_read_ac(bits, codes, at, block);
+}
+
 /* Read AC coefficients to the block's end, with no more than PL_REFILLED bits to a refill. */
-PL_INLINE void pl_read_rest(pl_bits *bits, const pl_codes *codes, uint32_t *at, int16_t *block, bool guarded) {
+PL_INLINE void pl_read_rest(pl_bits *bits, const pl_codes *codes, uint32_t *at, int16_t *block, bool guarded,
+                            bool only_dc) {
   do pl_bits_refill(bits, guarded);
-  while (pl_read_ac(bits, codes, at, block) && pl_read_ac(bits, codes, at, block));
+  while (pl_next_ac(bits, codes, at, block, only_dc) && pl_next_ac(bits, codes, at, block, only_dc));
 }
 
 PL_INLINE void pl_skip_block(pl_cursor *cursor, const pl_mcu_block *how) {
@@ -73,13 +79,13 @@ PL_INLINE void pl_read_block(pl_cursor *cursor, const pl_mcu_block *how, int16_t
   uint32_t at = pl_read_dc(&bits, how->dc, &cursor->dc[how->component], true);
   cursor->wrong |= at;
   block[0] = (int16_t)cursor->dc[how->component];
-  pl_read_rest(&bits, how->ac, &at, block, true);
+  pl_read_rest(&bits, how->ac, &at, block, true, false);
   cursor->bits = bits;
   cursor->wrong |= at;
 }
 
 PL_INLINE void pl_read_two_blocks(pl_cursor *first, pl_cursor *second, const pl_mcu_block *how, int16_t *block_first,
-                                  int16_t *block_second, bool guarded) {
+                                  int16_t *block_second, bool guarded, bool only_dc) {
   const pl_codes *ac = how->ac;
   pl_bits a = first->bits, b = second->bits;
   uint32_t at_a = pl_read_dc(&a, how->dc, &first->dc[how->component], guarded);
@@ -91,20 +97,20 @@ PL_INLINE void pl_read_two_blocks(pl_cursor *first, pl_cursor *second, const pl_
   for (;;) {
     pl_bits_refill(&a, guarded);
     pl_bits_refill(&b, guarded);
-    if (!pl_read_ac(&a, ac, &at_a, block_first)) {
-      pl_read_rest(&b, ac, &at_b, block_second, guarded);
+    if (!pl_next_ac(&a, ac, &at_a, block_first, only_dc)) {
+      pl_read_rest(&b, ac, &at_b, block_second, guarded, only_dc);
       break;
     }
-    if (!pl_read_ac(&b, ac, &at_b, block_second)) {
-      pl_read_rest(&a, ac, &at_a, block_first, guarded);
+    if (!pl_next_ac(&b, ac, &at_b, block_second, only_dc)) {
+      pl_read_rest(&a, ac, &at_a, block_first, guarded, only_dc);
       break;
     }
-    if (!pl_read_ac(&a, ac, &at_a, block_first)) {
-      pl_read_rest(&b, ac, &at_b, block_second, guarded);
+    if (!pl_next_ac(&a, ac, &at_a, block_first, only_dc)) {
+      pl_read_rest(&b, ac, &at_b, block_second, guarded, only_dc);
       break;
     }
-    if (!pl_read_ac(&b, ac, &at_b, block_second)) {
-      pl_read_rest(&a, ac, &at_a, block_first, guarded);
+    if (!pl_next_ac(&b, ac, &at_b, block_second, only_dc)) {
+      pl_read_rest(&a, ac, &at_a, block_first, guarded, only_dc);
       break;
     }
   }

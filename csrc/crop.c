@@ -1,7 +1,8 @@
-/* From a record to a training image: which pixels a box needs, in the stored image's coordinates and each component's.
+/* From a record to a training image: which pixels a box needs, in the stored image's coordinates and each component's,
+ * and how far each component is reduced before it is resized.
  *
- * Chroma samples are centered among the pixels they stand for (JFIF, ITU-T T.871, section 10.1), so a box scales to a
- * component's samples plainly. */
+ * Chroma samples are centered among the pixels they stand for (JFIF, ITU-T T.871, section 10.1), and so are reduced
+ * samples, which are means: a box scales to a component's samples plainly. */
 #include "paceline.h"
 #include "render.h"
 #include "taps.h"
@@ -9,10 +10,10 @@
 
 #define SLACK 1e-3 /* pixels that rounding may put a box outside its image */
 
-/* Pixels [top, bottom) x [left, right) of the stored image. */
-typedef struct {
-  int top, left, bottom, right;
-} pl_region;
+/* Samples that each of the output's must still have, in both directions, after a reduction. Measured on photographs:
+ * with 2, crops differ from unreduced ones by 0.2 to 0.7 levels on average (a rounding to 8 bits: 0.25), with 1.5 by 1,
+ * with 1 by 2 to 4; and 1.5 saves only 4 % more of the time for 12 megapixels, 7 % for 3. */
+#define MIN_SCALE 2.0
 
 /* Comparisons are written so that a NaN fails them. */
 static int fits(double start, double length, int extent) {
@@ -29,21 +30,37 @@ static pl_box stored_box(pl_box box, pl_turn turn, int height, int width) {
 
 static int clamp(int value, int low, int high) { return value < low ? low : value > high ? high : value; }
 
-/* Return how a component with `sampling` of `most` samples a pixel reads [start, start + length) of `extent` pixels. */
-static pl_axis axis_of(double start, double length, int extent, int sampling, int most, int inside) {
+/* Return how a component with `sampling` of `most` samples a pixel, reduced by `reduction`, reads
+ * [start, start + length) of `extent` pixels. */
+static pl_axis axis_of(double start, double length, int extent, int sampling, int most, int reduction, int inside) {
+  most *= reduction;
   const double factor = (double)sampling / most;
   int low = 0, high = extent;
   if (inside) { /* the box's whole pixels, and at least one */
     low = clamp((int)(start + 0.5), 0, extent - 1);
     high = clamp((int)(start + length + 0.5), low + 1, extent);
   }
-  return (pl_axis){start * factor, length * factor, low * sampling / most, (high * sampling + most - 1) / most};
+  pl_axis axis = {.start = start * factor, .length = length * factor, .parts = reduction};
+  axis.low = low * sampling / most;
+  axis.high = (high * sampling + most - 1) / most;
+  axis.from = reduction > 1 ? low * factor : axis.low; /* unreduced samples count whole */
+  axis.to = reduction > 1 ? high * factor : axis.high;
+  return axis;
 }
 
-static pl_axes axes_of(const pl_record *record, int component, pl_box box, int inside) {
-  return (pl_axes){
-      .down = axis_of(box.top, box.height, record->height, record->vs[component], record->vmax, inside),
-      .across = axis_of(box.left, box.width, record->width, record->hs[component], record->hmax, inside)};
+static pl_axes axes_of(const pl_record *record, int component, int reduction, pl_box box, int inside) {
+  const int vs = record->vs[component], hs = record->hs[component];
+  return (pl_axes){.down = axis_of(box.top, box.height, record->height, vs, record->vmax, reduction, inside),
+                   .across = axis_of(box.left, box.width, record->width, hs, record->hmax, reduction, inside)};
+}
+
+/* Return the largest reduction of a component that leaves MIN_SCALE: subsampled chroma is reduced less than luma. */
+static int reduction_of(const pl_record *record, int component, pl_box box, int size) {
+  const double down = box.height * record->vs[component] / record->vmax;
+  const double across = box.width * record->hs[component] / record->hmax;
+  int reduction = 8;
+  while (reduction > 1 && (down < across ? down : across) < MIN_SCALE * size * reduction) reduction /= 2;
+  return reduction;
 }
 
 static int smaller(int a, int b) { return a < b ? a : b; }
@@ -59,10 +76,11 @@ static void widen(const pl_axis *axis, int size, int sampling, int most, int ext
 }
 
 static pl_region region_of(const pl_record *record, const pl_axes axes[3], int num_components, int size) {
-  pl_region region = {record->height, record->width, 0, 0};
+  pl_region region = {record->height, record->width, 0, 0, {8, 8, 8}}; /* components left out are reduced the most */
   for (int i = 0; i < num_components; i++) {
-    widen(&axes[i].down, size, record->vs[i], record->vmax, record->height, &region.top, &region.bottom);
-    widen(&axes[i].across, size, record->hs[i], record->hmax, record->width, &region.left, &region.right);
+    const int reduction = region.reductions[i] = axes[i].down.parts;
+    widen(&axes[i].down, size, record->vs[i], record->vmax * reduction, record->height, &region.top, &region.bottom);
+    widen(&axes[i].across, size, record->hs[i], record->hmax * reduction, record->width, &region.left, &region.right);
   }
   return region;
 }
@@ -76,12 +94,14 @@ pl_status pl_decode_crop(const pl_record *record, pl_box box, int inside, int fl
 
   const int num_components = channels == 3 ? record->components : 1;
   pl_axes axes[3];
-  for (int i = 0; i < num_components; i++) axes[i] = axes_of(record, i, box, inside);
+  for (int i = 0; i < num_components; i++) {
+    const int reduction = stage == PL_NO_REDUCTION ? 1 : reduction_of(record, i, box, size);
+    axes[i] = axes_of(record, i, reduction, box, inside);
+  }
   const pl_region region = region_of(record, axes, num_components, size);
   pl_plane planes[3];
-  pl_status status = pl_decode_planes(record, region.top, region.left, region.bottom, region.right, stage, scratch,
-                                      planes);
-  if (status != PL_OK || stage != PL_ALL) return status;
+  pl_status status = pl_decode_planes(record, region, stage, scratch, planes);
+  if (status != PL_OK || stage == PL_ENTROPY_ONLY || stage == PL_NO_RESIZE) return status;
 
   return pl_render(planes, axes, num_components, (pl_output){size, channels, pl_turn_of(record->orientation, flip)},
                    scratch, out);

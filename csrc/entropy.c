@@ -43,7 +43,11 @@ PL_INLINE void read_two_mcus(const pl_mcu *mcu, pl_cursor *first, pl_cursor *sec
   for (int i = 0; i < mcu->num_blocks; i++) {
     const pl_mcu_block *how = &mcu->blocks[i];
     size_t at = how->offset + x * how->step;
-    pl_read_two_blocks(first, second, how, out_first + at, out_second + at, guarded);
+    if (how->only_dc) {
+      pl_read_two_blocks(first, second, how, out_first + at, out_second + at, guarded, true);
+    } else {
+      pl_read_two_blocks(first, second, how, out_first + at, out_second + at, guarded, false);
+    }
   }
 }
 

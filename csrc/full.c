@@ -145,7 +145,8 @@ static void write_turned(const image *i, uint8_t *out) {
 
 pl_status pl_decode_full(const pl_record *record, int channels, pl_scratch *scratch, uint8_t *out) {
   image i = {.record = record, .rows = choose_rows(), .channels = channels};
-  pl_status status = pl_decode_planes(record, 0, 0, record->height, record->width, PL_ALL, scratch, i.planes);
+  const pl_region whole = {0, 0, record->height, record->width, {1, 1, 1}};
+  pl_status status = pl_decode_planes(record, whole, PL_ALL, scratch, i.planes);
   if (status != PL_OK) return status;
   if (!reserve_rows(&i, scratch)) return PL_NO_MEMORY;
   for (int c = 0; c < record->components; c++) i.how[c] = choose_upsampling(record, c, i.planes[c].width);

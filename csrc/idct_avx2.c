@@ -25,10 +25,10 @@ AVX2 wide weighted(wide ab, int factor_a, int factor_b) {
   return (wide){_mm256_madd_epi16(ab.low, factors), _mm256_madd_epi16(ab.high, factors)};
 }
 
-/* a x 2^13: a in the upper half of 32 bits, shifted down. */
-AVX2 wide scaled(__m256i a) {
+/* a x 2^bits: a in the upper half of 32 bits, shifted down. */
+AVX2 wide scaled(__m256i a, int bits) {
   wide upper = pairs(_mm256_setzero_si256(), a);
-  return (wide){_mm256_srai_epi32(upper.low, 16 - PL_FIXED_BITS), _mm256_srai_epi32(upper.high, 16 - PL_FIXED_BITS)};
+  return (wide){_mm256_srai_epi32(upper.low, 16 - bits), _mm256_srai_epi32(upper.high, 16 - bits)};
 }
 
 AVX2 __m256i narrowed(wide a, int shift) {
@@ -46,8 +46,8 @@ AVX2 void combine(wide even, wide odd, int bias, int shift, __m256i *sum, __m256
 /* Transform along the 8 registers. The names are jidctint.c's. */
 AVX2 void transform(__m256i v[8], int bias, int shift) {
   wide v26 = pairs(v[2], v[6]);
-  wide tmp0 = scaled(_mm256_add_epi16(v[0], v[4]));
-  wide tmp1 = scaled(_mm256_sub_epi16(v[0], v[4]));
+  wide tmp0 = scaled(_mm256_add_epi16(v[0], v[4]), PL_FIXED_BITS);
+  wide tmp1 = scaled(_mm256_sub_epi16(v[0], v[4]), PL_FIXED_BITS);
   wide tmp2 = weighted(v26, PL_0_541196100, PL_0_541196100 - PL_1_847759065);
   wide tmp3 = weighted(v26, PL_0_541196100 + PL_0_765366865, PL_0_541196100);
 
@@ -113,19 +113,80 @@ AVX2 void store_transposed(const __m256i v[8], uint8_t *out, ptrdiff_t stride) {
   store_two_rows(p[3], out + 6 * stride, stride);
 }
 
+/* Read both blocks, the second `apart` blocks behind the first, and dequantize them. */
+AVX2 void load(const int16_t *blocks, int apart, const int16_t *quant, __m256i v[8]) {
+  for (int y = 0; y < 8; y++) {
+    const int16_t *first = blocks + 8 * y, *second = first + 64 * apart;
+    __m256i factors = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(quant + 8 * y)));
+    v[y] = _mm256_mullo_epi16(_mm256_loadu2_m128i((const __m128i *)second, (const __m128i *)first), factors);
+  }
+}
+
 __attribute__((target("avx2"))) void pl_idct_avx2(const int16_t *blocks, const int16_t *quant, int n, uint8_t *out,
                                                   ptrdiff_t stride) {
   for (int i = 0; i < n; i += 2, blocks += 128, out += 16) {
     __m256i v[8];
-    for (int y = 0; y < 8; y++) {
-      __m256i factors = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(quant + 8 * y)));
-      __m256i both = _mm256_loadu2_m128i((const __m128i *)(blocks + 64 + 8 * y), (const __m128i *)(blocks + 8 * y));
-      v[y] = _mm256_mullo_epi16(both, factors);
-    }
-    transform(v, PL_COLUMN_BIAS, PL_COLUMN_SHIFT);
+    load(blocks, 1, quant, v);
+    transform(v, PL_COLUMN_BIAS(8), PL_COLUMN_SHIFT(8));
     transpose(v);
-    transform(v, PL_ROW_BIAS, PL_ROW_SHIFT);
+    transform(v, PL_ROW_BIAS(8), PL_ROW_SHIFT(8));
     store_transposed(v, out, stride);
+  }
+}
+
+/* ---- to fewer samples ------------------------------------------------------------------------------------------ */
+
+/* Transform along the 8 registers to 4. */
+AVX2 void transform_to_4(const __m256i v[8], int bias, int shift, __m256i out[4]) {
+  wide v26 = pairs(v[2], v[6]), v75 = pairs(v[7], v[5]), v31 = pairs(v[3], v[1]);
+  wide tmp0 = scaled(v[0], PL_FIXED_BITS + 1), tmp2 = weighted(v26, PL_1_847759065, -PL_0_765366865);
+  wide odd0 = plus(weighted(v75, -PL_0_509795579, -PL_0_601344887), weighted(v31, PL_0_899976223, PL_2_562915447));
+  wide odd1 = plus(weighted(v75, -PL_0_211164243, PL_1_451774981), weighted(v31, -PL_2_172734803, PL_1_061594337));
+  combine(plus(tmp0, tmp2), odd0, bias, shift, &out[0], &out[3]);
+  combine(minus(tmp0, tmp2), odd1, bias, shift, &out[1], &out[2]);
+}
+
+/* And to 2. */
+AVX2 void transform_to_2(const __m256i v[8], int bias, int shift, __m256i out[2]) {
+  wide odd = plus(weighted(pairs(v[7], v[5]), -PL_0_720959822, PL_0_850430095),
+                  weighted(pairs(v[3], v[1]), -PL_1_272758580, PL_3_624509785));
+  combine(scaled(v[0], PL_FIXED_BITS + 2), odd, bias, shift, &out[0], &out[1]);
+}
+
+/* Four blocks at once. After the first pass, 4 rows of each of the first two lie in the lower halves of registers, and
+ * those of the others in the upper: transposed, they are whole columns. */
+__attribute__((target("avx2"))) void pl_idct_to_4_avx2(const int16_t *blocks, const int16_t *quant, int n, uint8_t *out,
+                                                       ptrdiff_t stride) {
+  for (int i = 0; i < n; i += 4, blocks += 256, out += 16) {
+    __m256i v[8], rows[8], columns[4];
+    for (int block = 0; block < 2; block++) {
+      load(blocks + 64 * block, 2, quant, v);
+      transform_to_4(v, PL_COLUMN_BIAS(4), PL_COLUMN_SHIFT(4), rows + 4 * block);
+    }
+    transpose(rows);
+    transform_to_4(rows, PL_ROW_BIAS(4), PL_ROW_SHIFT(4), columns);
+    __m256i p[2] = {_mm256_packus_epi16(columns[0], columns[1]), _mm256_packus_epi16(columns[2], columns[3])};
+    interleave8(&p[0], &p[1]);
+    interleave8(&p[0], &p[1]);
+    store_two_rows(_mm256_unpacklo_epi32(p[0], p[1]), out, stride);
+    store_two_rows(_mm256_unpackhi_epi32(p[0], p[1]), out + 2 * stride, stride);
+  }
+}
+
+/* Eight blocks at once: 2 rows of each of the first four lie in the lower halves. */
+__attribute__((target("avx2"))) void pl_idct_to_2_avx2(const int16_t *blocks, const int16_t *quant, int n, uint8_t *out,
+                                                       ptrdiff_t stride) {
+  const __m256i rows_apart = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15));
+  for (int i = 0; i < n; i += 8, blocks += 512, out += 16) {
+    __m256i v[8], rows[8], columns[2];
+    for (int block = 0; block < 4; block++) {
+      load(blocks + 64 * block, 4, quant, v);
+      transform_to_2(v, PL_COLUMN_BIAS(2), PL_COLUMN_SHIFT(2), rows + 2 * block);
+    }
+    transpose(rows);
+    transform_to_2(rows, PL_ROW_BIAS(2), PL_ROW_SHIFT(2), columns);
+    store_two_rows(_mm256_shuffle_epi8(_mm256_packus_epi16(columns[0], columns[1]), rows_apart), out, stride);
   }
 }
 

@@ -83,19 +83,27 @@ const char *pl_index_jpeg(const uint8_t *file, size_t size, int every, uint8_t *
 
 /* One component's samples of a region. Rows are `stride` bytes apart; 64 bytes beyond each row's end and 8 rows
  * beyond the last may be read (their values are undefined). Sample (0, 0) is sample (x0, y0) of the component;
- * `width`, `height` are of samples that exist in the image, not of the padding to whole blocks. */
+ * `width`, `height` are of samples that exist in the image, not of the padding to whole blocks. All four count reduced
+ * samples: sample i of a row is the mean of `reduction` samples of the component, from reduction * i on. */
 typedef struct {
   const uint8_t *data;
   ptrdiff_t stride;
   int x0, y0, width, height;
 } pl_plane;
 
-typedef enum { PL_ALL = 0, PL_ENTROPY_ONLY = 1, PL_NO_RESIZE = 2 } pl_stage; /* the latter two to measure parts */
+/* All but the first are to measure: parts, and what a crop is without reduction. */
+typedef enum { PL_ALL = 0, PL_ENTROPY_ONLY = 1, PL_NO_RESIZE = 2, PL_NO_REDUCTION = 3 } pl_stage;
 
-/* Decode the MCUs that hold pixels [top, bottom) x [left, right) of the stored image into planes in `scratch`, which
- * stand until its next use. Samples are those of libjpeg's islow IDCT, bit for bit. */
-pl_status pl_decode_planes(const pl_record *record, int top, int left, int bottom, int right, pl_stage stage,
-                           pl_scratch *scratch, pl_plane planes[3]);
+/* Pixels [top, bottom) x [left, right) of the stored image, and what each component is reduced by: 1, 2, 4 or 8. */
+typedef struct {
+  int top, left, bottom, right;
+  int reductions[3];
+} pl_region;
+
+/* Decode the MCUs that hold a region into planes in `scratch`, which stand until its next use. Samples are those of
+ * libjpeg's islow IDCT, whole or scaled, bit for bit. */
+pl_status pl_decode_planes(const pl_record *record, pl_region region, pl_stage stage, pl_scratch *scratch,
+                           pl_plane planes[3]);
 
 /* Decode the whole image, upright, to `out` [height, width, channels], bit for bit as libjpeg-turbo's islow with fancy
  * upsampling does. `channels` is 3 (RGB; gray is repeated) or 1 (gray as Pillow converts to L). */
@@ -110,7 +118,8 @@ typedef struct {
 
 /* Decode `box` and resize it to `size` x `size` with a triangle filter, antialiased, into `out` [channels, size,
  * size]; mirrored left to right if `flip`. With `inside` the filter sees pixels of the box alone, as after cropping;
- * else it reaches beyond the box into the image, as when cropping comes after resizing. */
+ * else it reaches beyond the box into the image, as when cropping comes after resizing. Where the box is much larger
+ * than the output, components are decoded at a half, a quarter or an eighth of their size (crop.c). */
 pl_status pl_decode_crop(const pl_record *record, pl_box box, int inside, int flip, int size, int channels,
                          pl_stage stage, pl_scratch *scratch, uint8_t *out);
 

@@ -13,7 +13,8 @@
 /* A region in MCUs, and how it is decoded. */
 typedef struct {
   const pl_record *record;
-  pl_idct *idct;
+  pl_idct *idct[3];
+  int side[3]; /* of a decoded block, in samples */
   pl_mcu mcu;
   int first_x, first_y, across, down;
   int16_t *coefficients; /* of a run of MCUs of two rows */
@@ -24,26 +25,32 @@ typedef struct {
 
 /* ---- where things are ------------------------------------------------------------------------------------------- */
 
-static pl_idct *choose_idct(void) {
+/* Return the transform of blocks to `side` x `side` samples. */
+static pl_idct *choose_idct(int side) {
+  if (side == 1) return pl_idct_to_1;
 #if defined(__x86_64__)
-  if (pl_isa_now() == PL_AVX2) return pl_idct_avx2;
+  if (pl_isa_now() == PL_AVX2) return side == 8 ? pl_idct_avx2 : side == 4 ? pl_idct_to_4_avx2 : pl_idct_to_2_avx2;
 #endif
-  return pl_idct_scalar;
+  return side == 8 ? pl_idct_scalar : side == 4 ? pl_idct_to_4_scalar : pl_idct_to_2_scalar;
 }
 
 static int up(int value, int unit) { return (value + unit - 1) / unit; }
 
 static int least(int a, int b) { return a < b ? a : b; }
 
-static bool set_extent(region *r, int top, int left, int bottom, int right) {
+static bool set_extent(region *r, pl_region pixels) {
   const pl_record *record = r->record;
-  if (top < 0 || left < 0 || top >= bottom || left >= right) return false;
-  if (bottom > record->height || right > record->width) return false;
+  if (pixels.top < 0 || pixels.left < 0 || pixels.top >= pixels.bottom || pixels.left >= pixels.right) return false;
+  if (pixels.bottom > record->height || pixels.right > record->width) return false;
   int width = 8 * record->hmax, height = 8 * record->vmax;
-  r->first_x = left / width;
-  r->first_y = top / height;
-  r->across = up(right, width) - r->first_x;
-  r->down = up(bottom, height) - r->first_y;
+  r->first_x = pixels.left / width;
+  r->first_y = pixels.top / height;
+  r->across = up(pixels.right, width) - r->first_x;
+  r->down = up(pixels.bottom, height) - r->first_y;
+  for (int c = 0; c < record->components; c++) {
+    r->side[c] = 8 / pixels.reductions[c];
+    r->idct[c] = choose_idct(r->side[c]);
+  }
   return true;
 }
 
@@ -57,18 +64,18 @@ static bool reserve_memory(region *r, pl_scratch *scratch, pl_plane planes[3]) {
   const pl_record *record = r->record;
   size_t offsets[3], size = 0;
   for (int c = 0; c < record->components; c++) {
-    int h = record->hs[c], v = record->vs[c];
-    size_t stride = (size_t)up(r->across * 8 * h + ROW_SLACK, 64) * 64;
+    int h = record->hs[c], v = record->vs[c], side = r->side[c], reduction = 8 / side;
+    size_t stride = (size_t)up(r->across * side * h + ROW_SLACK, 64) * 64;
     if (stride % PAGE == 0) stride += 64;
     offsets[c] = size;
-    size += stride * (size_t)(r->down * 8 * v + PLANE_SLACK) + ROW_SLACK;
+    size += stride * (size_t)(r->down * side * v + PLANE_SLACK) + ROW_SLACK;
     r->strides[c] = (ptrdiff_t)stride;
     pl_plane *plane = &planes[c];
     plane->stride = r->strides[c];
-    plane->x0 = r->first_x * 8 * h;
-    plane->y0 = r->first_y * 8 * v;
-    plane->width = least(r->across * 8 * h, up(record->width * h, record->hmax) - plane->x0);
-    plane->height = least(r->down * 8 * v, up(record->height * v, record->vmax) - plane->y0);
+    plane->x0 = r->first_x * side * h;
+    plane->y0 = r->first_y * side * v;
+    plane->width = least(r->across * side * h, up(record->width * h, record->hmax * reduction) - plane->x0);
+    plane->height = least(r->down * side * v, up(record->height * v, record->vmax * reduction) - plane->y0);
   }
   uint8_t *data = pl_reserve(&scratch->planes, size);
   r->coefficients = pl_reserve(&scratch->coefficients, 2 * r->mcu.num_coefficients * sizeof(int16_t));
@@ -95,12 +102,12 @@ static bool seek(const region *r, int y, pl_cursor *cursor) {
 /* Transform the blocks of `n` MCUs from `x` on, of row `y`; both counted from the region's corner. */
 static void transform(const region *r, const int16_t *coefficients, int y, int x, int n) {
   for (int c = 0; c < r->record->components; c++) {
-    int h = r->record->hs[c], v = r->record->vs[c];
-    uint8_t *out = r->planes[c] + (ptrdiff_t)y * 8 * v * r->strides[c] + (ptrdiff_t)x * 8 * h;
+    int h = r->record->hs[c], v = r->record->vs[c], side = r->side[c];
+    uint8_t *out = r->planes[c] + (ptrdiff_t)y * side * v * r->strides[c] + (ptrdiff_t)x * side * h;
     for (int row = 0; row < v; row++) {
-      r->idct(coefficients, r->quant[c], n * h, out, r->strides[c]);
+      r->idct[c](coefficients, r->quant[c], n * h, out, r->strides[c]);
       coefficients += PL_RUN * h * 64;
-      out += 8 * r->strides[c];
+      out += side * r->strides[c];
     }
   }
 }
@@ -139,14 +146,15 @@ static pl_status decode_two_rows(const region *r, int y, pl_stage stage) {
   return PL_OK;
 }
 
-pl_status pl_decode_planes(const pl_record *record, int top, int left, int bottom, int right, pl_stage stage,
-                           pl_scratch *scratch, pl_plane planes[3]) {
-  region r = {.record = record, .idct = choose_idct()};
+pl_status pl_decode_planes(const pl_record *record, pl_region pixels, pl_stage stage, pl_scratch *scratch,
+                           pl_plane planes[3]) {
+  region r = {.record = record};
   const pl_code_set *codes = NULL;
-  if (!set_extent(&r, top, left, bottom, right)) return PL_BAD_REGION;
+  if (!set_extent(&r, pixels)) return PL_BAD_REGION;
   pl_status status = pl_tables_for(scratch->tables, record, &codes);
   if (status != PL_OK) return status;
   pl_mcu_layout(record, codes, &r.mcu);
+  for (int i = 0; i < r.mcu.num_blocks; i++) r.mcu.blocks[i].only_dc = r.side[r.mcu.blocks[i].component] == 1;
   read_quantisation(&r);
   if (!reserve_memory(&r, scratch, planes)) return PL_NO_MEMORY;
   for (int y = 0; y < r.down && status == PL_OK; y += 2) {

@@ -41,7 +41,8 @@ static int within_plane(pl_axis *axis, int origin, int extent) {
 }
 
 static int same_axis(const pl_axis *a, const pl_axis *b) {
-  return a->start == b->start && a->length == b->length && a->low == b->low && a->high == b->high;
+  return a->start == b->start && a->length == b->length && a->low == b->low && a->high == b->high &&
+         a->parts == b->parts;
 }
 
 static int same_axes(const pl_axes *a, const pl_axes *b) {

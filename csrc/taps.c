@@ -3,7 +3,13 @@
  * https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c, precompute_coeffs: the support is
  * max(1, scale), output i is centered at start + (i + 0.5) * scale, and it sees the samples whose centers are less than
  * the support away, rounded to whole samples. All is computed here once for all instruction sets, in doubles without
- * contraction, so that a weight is the same number on every machine. */
+ * contraction, so that a weight is the same number on every machine.
+ *
+ * A sample that is the mean of several parts gets the sum of their weights. That spreads each weight over a sample, as
+ * the mean spread what it weighs: twice the variance of the parts of a sample, (1 - 1 / parts^2) / 12, is added to
+ * the triangle's, support^2 / 6. Narrowing the triangle by all of it would take 1 - 1 / parts^2 off support^2. Of
+ * photographs reduced by 2, 4 and 8, 3/4 of that came nearest to the filter over unreduced samples: at scales of 2 to 3
+ * their mean difference is half of what it is with none (measured). */
 #include "taps.h"
 
 #include <math.h>
@@ -14,11 +20,14 @@
 /* What an axis and an output size come to. */
 typedef struct {
   double scale, support;
+  double reach; /* the support, and as far as from a sample's center to that of its outermost part */
 } triangle;
 
 static triangle triangle_of(const pl_axis *axis, int size) {
-  double scale = axis->length / size;
-  return (triangle){scale, scale > 1.0 ? scale : 1.0};
+  const double scale = axis->length / size, part = 1.0 / axis->parts;
+  double support = scale > 1.0 ? scale : 1.0;
+  if (axis->parts > 1) support = sqrt(support * support - 0.75 * (1.0 - part * part));
+  return (triangle){scale, support, support + (0.5 - 0.5 * part)};
 }
 
 static int clamp(int value, int low, int high) { return value < low ? low : value > high ? high : value; }
@@ -27,11 +36,11 @@ static double centre_of(const pl_axis *axis, triangle filter, int i) { return ax
 
 /* Where there is nothing to see, as beyond a clipped edge, the nearest sample is seen. */
 static int first_of(const pl_axis *axis, triangle filter, double centre) {
-  return clamp((int)(centre - filter.support + 0.5), axis->low, axis->high - 1);
+  return clamp((int)(centre - filter.reach + 0.5), axis->low, axis->high - 1);
 }
 
 static int last_of(const pl_axis *axis, triangle filter, double centre, int first) {
-  return clamp((int)(centre + filter.support + 0.5), first + 1, axis->high);
+  return clamp((int)(centre + filter.reach + 0.5), first + 1, axis->high);
 }
 
 void pl_axis_extent(const pl_axis *axis, int size, int *first, int *last) {
@@ -47,7 +56,7 @@ static size_t aligned(size_t num_bytes) { return (num_bytes + ALIGNMENT - 1) / A
 
 /* Return how many taps an output has at most, with one that a start moved back may cost, and evenness. */
 static int most_taps(const pl_axis *axis, int size) {
-  int longest = (int)(2.0 * triangle_of(axis, size).support) + 2;
+  int longest = (int)(2.0 * triangle_of(axis, size).reach) + 2;
   int available = axis->high - axis->low;
   return rounded_up((longest < available ? longest : available) + 1, 2);
 }
@@ -57,24 +66,31 @@ size_t pl_taps_bytes(const pl_axis *axis, int size) {
   return aligned(outputs * sizeof(int32_t)) + aligned(outputs * (size_t)most_taps(axis, size) * sizeof(int16_t));
 }
 
-/* Return the weight of a sample, not yet normalized: 0 from the support on. */
-static double weight_of(int sample, double centre, double per_support) {
-  const double weight = 1.0 - fabs(sample + 0.5 - centre) * per_support;
-  return weight > 0.0 ? weight : 0.0;
+/* Return the weight of a sample, not yet normalized: the sum of its parts', which are 0 from the support on. */
+static double weight_of(const pl_axis *axis, int sample, double centre, double per_support) {
+  double sum = 0.0;
+  for (int part = 0; part < axis->parts; part++) {
+    const double place = sample + (part + 0.5) / axis->parts;
+    if (place < axis->from || place > axis->to) continue;
+    const double weight = 1.0 - fabs(place - centre) * per_support;
+    sum += weight > 0.0 ? weight : 0.0;
+  }
+  return sum;
 }
 
 /* Write the weights of samples [first, last) as integers that sum to 1 << PL_WEIGHT_BITS exactly: differences of the
  * rounded running sum. However many share the whole, no error piles up, as it would on the largest if each were
  * rounded by itself. Return whether any sample has a weight. */
-static int write_weights(int first, int last, double centre, double per_support, int16_t *weights) {
+static int write_weights(const pl_axis *axis, int first, int last, double centre, double per_support,
+                         int16_t *weights) {
   double total = 0.0;
-  for (int sample = first; sample < last; sample++) total += weight_of(sample, centre, per_support);
+  for (int sample = first; sample < last; sample++) total += weight_of(axis, sample, centre, per_support);
   if (!(total > 0.0)) return 0;
   const double unit = (1 << PL_WEIGHT_BITS) / total;
   double sum = 0.5; /* so that cutting it off rounds it */
   int given = 0;
   for (int sample = first; sample < last; sample++) {
-    sum += unit * weight_of(sample, centre, per_support);
+    sum += unit * weight_of(axis, sample, centre, per_support);
     *weights++ = (int16_t)((int)sum - given);
     given = (int)sum;
   }
@@ -114,7 +130,7 @@ void pl_taps_make(const pl_axis *axis, int size, int origin, int multiple, void 
     /* Samples of the run that are not the output's are the support away, and get nothing. */
     const int start = origin + starts[i], first = larger(start, axis->low);
     const int last = smaller(start + num_taps, axis->high);
-    if (!write_weights(first, last, centre, per_support, weights + (first - start))) {
+    if (!write_weights(axis, first, last, centre, per_support, weights + (first - start))) {
       weights[first_of(axis, filter, centre) - start] = 1 << PL_WEIGHT_BITS; /* the nearest there is */
     }
   }

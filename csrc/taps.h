@@ -11,6 +11,8 @@
 typedef struct {
   double start, length; /* what becomes the whole output */
   int low, high;        /* the filter sees samples [low, high) alone */
+  int parts;            /* each sample is the mean of so many: the component's reduction */
+  double from, to;      /* a part counts if its center lies in here: so the samples at the ends count in part */
 } pl_axis;
 
 /* Output i is the sum of weights[i * num_taps + j] times sample starts[i] + j, for j < num_taps. No start is negative;

@@ -1,4 +1,5 @@
-/* Fuzz against libjpeg-turbo: whatever JPEG the core accepts, libjpeg decodes too, to the same pixels.
+/* Fuzz against libjpeg-turbo: whatever JPEG the core accepts, libjpeg decodes too, to the same pixels; and scaled to a
+ * half, a quarter and an eighth, to the same samples as the core's reduced planes.
  *
  * The input is as in fuzz_jpeg.c: a JPEG file and NUM_PARAMETERS bytes. Mutations know the segments of a JPEG, so that
  * many files stay decodable: blind ones are nearly all refused by both. Needs libjpeg-turbo's headers (Debian:
@@ -43,8 +44,15 @@ static void be_quiet(j_common_ptr info, int level) {
   (void)info, (void)level;
 }
 
-/* Decode `file` by libjpeg's islow into `out`, [height, width, channels] of `record`. Return whether it does. */
-static bool decode_elsewhere(const uint8_t *file, size_t size, const pl_record *record, uint8_t *out) {
+/* What libjpeg is asked for, and [height, width, channels] of what it must give. */
+typedef struct {
+  J_COLOR_SPACE space;
+  unsigned denominator; /* of the scale */
+  int height, width, channels;
+} wanted;
+
+/* Decode `file` by libjpeg's islow into `out`. Return whether it does. */
+static bool decode_elsewhere(const uint8_t *file, size_t size, wanted want, uint8_t *out) {
   struct jpeg_decompress_struct info = {0};
   errors handler;
   info.err = jpeg_std_error(&handler.manager);
@@ -57,11 +65,13 @@ static bool decode_elsewhere(const uint8_t *file, size_t size, const pl_record *
   jpeg_create_decompress(&info);
   jpeg_mem_src(&info, file, (unsigned long)size);
   (void)jpeg_read_header(&info, TRUE);
-  info.out_color_space = record->components == 1 ? JCS_GRAYSCALE : JCS_RGB;
+  info.out_color_space = want.space;
+  info.scale_denom = want.denominator;
   info.dct_method = JDCT_ISLOW;
   (void)jpeg_start_decompress(&info);
-  if ((int)info.output_width != record->width || (int)info.output_height != record->height) fail("the size");
-  size_t row_bytes = (size_t)record->width * (size_t)info.output_components;
+  if ((int)info.output_width != want.width || (int)info.output_height != want.height) fail("the size");
+  if (info.output_components != want.channels) fail("the channels");
+  size_t row_bytes = (size_t)want.width * (size_t)want.channels;
   while (info.output_scanline < info.output_height) {
     JSAMPROW row = out + info.output_scanline * row_bytes;
     (void)jpeg_read_scanlines(&info, &row, 1);
@@ -71,19 +81,47 @@ static bool decode_elsewhere(const uint8_t *file, size_t size, const pl_record *
   return true;
 }
 
+static void compare_plane(const pl_plane *plane, wanted want, const uint8_t *theirs) {
+  if (plane->width != want.width || plane->height != want.height) fail("the size of a plane");
+  for (int y = 0; y < want.height; y++) {
+    for (int x = 0; x < want.width; x++) {
+      if (plane->data[y * plane->stride + x] != theirs[(y * want.width + x) * want.channels]) fail("a reduced sample");
+    }
+  }
+}
+
+/* Compare all components where none is subsampled, else luma where it is not. */
+static void compare_reduced(const uint8_t *file, size_t size, const pl_record *record, int reduction,
+                            pl_scratch *scratch, uint8_t *theirs) {
+  const bool is_444 = record->components == 3 && record->hmax == 1 && record->vmax == 1;
+  if (record->hs[0] != record->hmax || record->vs[0] != record->vmax) return;
+  wanted want = {is_444 ? JCS_YCbCr : JCS_GRAYSCALE, (unsigned)reduction, (record->height + reduction - 1) / reduction,
+                 (record->width + reduction - 1) / reduction, is_444 ? 3 : 1};
+  pl_region whole = {0, 0, record->height, record->width, {reduction, reduction, reduction}};
+  pl_plane planes[3];
+  if (!decode_elsewhere(file, size, want, theirs)) fail("it refuses to scale a file that the core accepts");
+  if (pl_decode_planes(record, whole, PL_ALL, scratch, planes) != PL_OK) fail("the core cannot reduce its record");
+  for (int c = 0; c < want.channels; c++) compare_plane(&planes[c], want, theirs + c);
+}
+
 static void compare(const uint8_t *file, size_t size, pl_record record) {
   record.orientation = 1; /* libjpeg leaves images as they are stored */
   size_t num_bytes = (size_t)record.width * (size_t)record.height * (size_t)record.components;
-  uint8_t *theirs = malloc(num_bytes), *ours = malloc(num_bytes);
+  uint8_t *theirs = malloc(num_bytes), *ours = malloc(num_bytes), *reduced = malloc(num_bytes);
   pl_scratch *scratch = pl_scratch_new();
-  if (theirs == NULL || ours == NULL || scratch == NULL) exit(2);
-  if (!decode_elsewhere(file, size, &record, theirs)) fail("it refuses a file that the core accepts");
+  if (theirs == NULL || ours == NULL || reduced == NULL || scratch == NULL) exit(2);
+  wanted want = {record.components == 1 ? JCS_GRAYSCALE : JCS_RGB, 1, record.height, record.width, record.components};
+  if (!decode_elsewhere(file, size, want, theirs)) fail("it refuses a file that the core accepts");
   pl_isa ways[] = {pl_isa_best(), PL_SCALAR};
   for (int i = 0; i < 2; i++) {
     pl_isa_choose(ways[i]);
     if (pl_decode_full(&record, record.components, scratch, ours) != PL_OK) fail("the core cannot decode its record");
     if (memcmp(ours, theirs, num_bytes) != 0) fail("the pixels");
+    for (int reduction = 2; reduction <= 8; reduction *= 2) {
+      compare_reduced(file, size, &record, reduction, scratch, reduced);
+    }
   }
+  free(reduced);
   pl_scratch_free(scratch);
   free(ours);
   free(theirs);

@@ -84,9 +84,12 @@ class NativeExtension(Protocol):
         size: int,
         channels: int,
         out: Buffer,  # uint8 [channels, size, size]
-        stage: int = 0,  # for measurements: 1 stops after entropy decoding, 2 before resizing
+        stage: int = 0,  # for measurements: 1 stops after entropy decoding, 2 before resizing, 3 does not reduce
     ) -> None:
         """Decode a box, resize it to `size` x `size` with antialiasing, and flip it.
+
+        A component that has at least 4 samples per output sample in both directions is decoded at a half, a quarter or
+        an eighth of its size, so that at least 2 remain.
 
         With `inside`, the filter sees only pixels of the box (crop, then resize), else also those around it (resize,
         then crop).

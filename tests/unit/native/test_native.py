@@ -96,7 +96,7 @@ WRONG_CROPS = [
     ({"size": 0}, "size 0 is not in 1 to 4096"),
     ({"size": 4097}, "size 4097 is not in 1 to 4096"),
     ({"channels": 2}, "channels 2 is neither 1 nor 3"),
-    ({"stage": 3}, "stage 3 is not in 0 to 2"),
+    ({"stage": 4}, "stage 4 is not in 0 to 3"),
     ({"size": 8}, "out has 768 items, not 192"),
     ({"out": bytes(768)}, "out cannot be borrowed to be written"),
     ({"out": np.zeros((3, 16, 32), np.uint8)[..., ::2]}, "out is not contiguous"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.data._native import Pool, Task
 
 LIMIT_S = 60.0  # of any wait here, all of which take milliseconds
+NOT_REDUCED = 3  # stage: decode at full size, however much smaller the output is
 
 
 class Batch(NamedTuple):
@@ -310,7 +311,8 @@ def test_the_memory_of_an_unusually_large_image_is_given_back(core: NativeExtens
     kept = []
     for side in (7168, 8192):  # 49 MiB of samples, which is kept, and 64 and some, which is not
         boxes = np.array([[0.0, 0.0, side, side]])
-        batch = submit(pool, [flat(side)], 1, channels=1, boxes=boxes, out=np.zeros((1, 1, 16, 16), np.uint8))
+        out = np.zeros((1, 1, 16, 16), np.uint8)
+        batch = submit(pool, [flat(side)], 1, channels=1, boxes=boxes, out=out, stage=NOT_REDUCED)
         assert batch.task.wait(LIMIT_S) and batch.status.tolist() == [0] and (batch.out == 128).all()
         kept.append(pool.scratch_bytes >> 20)
     pool.close()
