@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SETS 8             /* most datasets have one to three; a set is 34 KB */
+#define MAX_SETS 8             /* most datasets have one to three; a set is 51 KB */
 #define MAX_TABLE_BYTES (16 + 256)
 #define MAX_SET_BYTES (4 * MAX_TABLE_BYTES)
 
@@ -101,6 +101,39 @@ int pl_code_of(const uint8_t *table, uint8_t symbol, uint32_t *code) {
   return 0;
 }
 
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+static uint32_t step_over(uint32_t entry) {
+  uint32_t size = entry >> 24;
+  return (entry & 63) | (size >= 7 ? PL_STEP_7_BITS : 0) | (size >= 9 ? PL_STEP_9_BITS : 0) | (entry >> 8 & 0xff00);
+}
+
+uint32_t pl_step_long(const pl_codes *codes, uint64_t window) { return step_over(pl_look_up(codes, window)); }
+
+/* Return the step of the bits that `window` begins with, PL_STEP_BITS of which are known. */
+static uint32_t step_of(const pl_codes *codes, uint64_t window) {
+  uint32_t bits = 0, large = 0, advance = 0;
+  while (bits < PL_STEP_BITS && advance < 63) {
+    uint32_t entry = codes->entries[(window << bits) >> (64 - PL_LOOK_BITS)], step = step_over(entry);
+    if (entry == 0 || bits + (entry >> 8 & 0xff) > PL_STEP_BITS) break;
+    // A run beyond the block's end, or no code: whoever finds no step there looks closer.
+    if (step >> 8 != PL_ADVANCE_END && advance + (step >> 8) > 63) break;
+    bits += step & 63;
+    large |= step & (PL_STEP_7_BITS | PL_STEP_9_BITS);
+    advance += step >> 8;
+  }
+  return advance << 8 | large | bits;
+}
+
+static void add_steps(pl_code_set *set, int mask) {
+  for (int i = 0; i < 2; i++) {
+    for (uint64_t next = 0; next < 1 << PL_STEP_BITS && (mask >> (2 * i + 1) & 1) != 0; next++) {
+      set->steps[i][next] = (uint16_t)step_of(&set->ac[i], next << (64 - PL_STEP_BITS));
+    }
+  }
+  set->has_steps = true;
+}
+
 /* ---- sets of tables ---------------------------------------------------------------------------------------------- */
 
 struct pl_tables *pl_tables_new(void) { return calloc(1, sizeof(struct pl_tables)); }
@@ -121,6 +154,7 @@ static bool build_set(cached_set *set, const pl_record *record) {
   const uint8_t *table = set->bytes;
   size_t left = record->huffman_bytes;
   set->num_bytes = 0; // equal to none, should it fail half way
+  set->codes.has_steps = false;
   if (left > sizeof set->bytes) return false;
   memcpy(set->bytes, record->huffman, left);
   for (int i = 0; i < 4; i++) {
@@ -141,7 +175,7 @@ static bool was_built_from(const cached_set *set, const pl_record *record) {
          memcmp(set->bytes, record->huffman, record->huffman_bytes) == 0;
 }
 
-pl_status pl_tables_for(struct pl_tables *tables, const pl_record *record, const pl_code_set **set) {
+pl_status pl_tables_for(struct pl_tables *tables, const pl_record *record, bool with_steps, const pl_code_set **set) {
   int at = 0;
   while (at < tables->num_sets && !was_built_from(tables->sets[at], record)) at++;
   bool is_new = at == tables->num_sets;
@@ -156,6 +190,7 @@ pl_status pl_tables_for(struct pl_tables *tables, const pl_record *record, const
   memmove(tables->sets + 1, tables->sets, (size_t)at * sizeof *tables->sets);
   tables->sets[0] = found;
   if (is_new && !build_set(found, record)) return PL_BAD_TABLES;
+  if (with_steps && !found->codes.has_steps) add_steps(&found->codes, found->mask);
   *set = &found->codes;
   return PL_OK;
 }

@@ -144,7 +144,7 @@ pl_status pl_decode_planes(const pl_record *record, int top, int left, int botto
   region r = {.record = record, .idct = choose_idct()};
   const pl_code_set *codes = NULL;
   if (!set_extent(&r, top, left, bottom, right)) return PL_BAD_REGION;
-  pl_status status = pl_tables_for(scratch->tables, record, &codes);
+  pl_status status = pl_tables_for(scratch->tables, record, false, &codes);
   if (status != PL_OK) return status;
   pl_mcu_layout(record, codes, &r.mcu);
   read_quantisation(&r);

@@ -77,10 +77,13 @@ static bool submit(submitter *self) {
   int32_t *status = needed(malloc((n + 1) * sizeof *status));
   for (size_t i = 0; i < n; i++) {
     const file *one = &files[which[i] = next(&self->seed) % num_files];
-    images[i] = (pl_image){.record = one->data, .num_bytes = one->size, .box = one->box};
+    images[i] = (pl_image){.file = {.bytes = one->data, .num_bytes = one->size}, .box = one->box};
   }
-  pl_crop crop = {.inside = 1, .size = SIZE, .channels = 3, .stage = PL_ALL};
-  pl_task *task = pl_pool_submit(self->pool, images, n, crop, out, status);
+  pl_batch batch = {.kind = PL_RECORDS,
+                    .crop = {.inside = 1, .size = SIZE, .channels = 3, .stage = PL_ALL},
+                    .out = out,
+                    .status = status};
+  pl_task *task = pl_pool_submit(self->pool, images, n, &batch);
   if (task == NULL) free(images);
   if (task != NULL) {
     uint32_t patience = next(&self->seed) % 3;
