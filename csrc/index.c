@@ -179,8 +179,8 @@ static const char *restart(work *w, pl_cursor *cursor) {
   return NULL;
 }
 
-/* Pass over the MCUs from number `first` to before `stop`, and write the seek points among them. A bit's position in the
- * record is that at the cursor plus `shift`. */
+/* Pass over the MCUs from number `first` to before `stop`, and write the seek points among them. A bit's position in
+ * the record is that at the cursor plus `shift`. */
 static const char *pass_mcus(work *w, pl_cursor *cursor, int64_t first, int64_t stop, uint64_t shift) {
   const int64_t mcus_x = w->shape.mcus_x, every = w->shape.every;
   while (first < stop) {

@@ -1,5 +1,5 @@
-/* What a batch is asked for: the arguments of Pool's methods, checked, with all that is small copied and all memory that
- * the threads will use held. */
+/* What a batch is asked for: the arguments of Pool's methods, checked, with all that is small copied and all memory
+ * that the threads will use held. */
 #include "module_batch.h"
 
 #include <stdbool.h>

@@ -133,8 +133,8 @@ static pl_status decode_record(pl_scratch *scratch, const pl_image *image, const
   if (!pl_is_readable(image->file.bytes, num_bytes)) return PL_UNREADABLE;
   pl_status status = pl_record_open(image->file.bytes, num_bytes, &record);
   if (status != PL_OK) return status;
-  return pl_decode_crop(&record, image->box, crop->inside, image->flip, crop->size, crop->channels, crop->stage, scratch,
-                        out);
+  return pl_decode_crop(&record, image->box, crop->inside, image->flip, crop->size, crop->channels, crop->stage,
+                        scratch, out);
 }
 
 /* Return the bytes that are kept, after giving back too many. */

@@ -55,9 +55,9 @@ bool pl_pool_is_mine(const pl_pool *pool);
 /* Return the bytes that the threads keep from image to image. */
 size_t pl_pool_scratch_bytes(pl_pool *pool);
 
-/* Queue a batch of `n` images; the task owns `images`, which came from malloc. What the images and `batch` point to must
- * stand until the task is done or freed. Return NULL where the pool is closed, or there is no memory: `images` is the
- * caller's then. */
+/* Queue a batch of `n` images; the task owns `images`, which came from malloc. What the images and `batch` point to
+ * must stand until the task is done or freed. Return NULL where the pool is closed, or there is no memory: `images` is
+ * the caller's then. */
 pl_task *pl_pool_submit(pl_pool *pool, pl_image *images, size_t n, const pl_batch *batch);
 
 typedef enum { PL_RUNNING = 0, PL_DONE = 1, PL_DROPPED = 2 } pl_task_state;

@@ -18,9 +18,9 @@ void pl_read_ahead(const void *bytes, size_t num_bytes);
 /* Ask the kernel to read a part of a file. */
 void pl_read_file_ahead(const char *path, uint64_t offset, uint64_t num_bytes);
 
-/* Read `num_bytes` bytes from `offset` on of the file at `path` into `buffer`: all of it where both are 0. Of these only
- * the first `most` are read: `*size`; `*part_bytes` is how many there are. Return PL_UNREADABLE for what is no regular
- * file, ends earlier, or is empty; PL_NOT_INDEXABLE for more than PL_MAX_FILE_BYTES. */
+/* Read `num_bytes` bytes from `offset` on of the file at `path` into `buffer`: all of it where both are 0. Of these
+ * only the first `most` are read: `*size`; `*part_bytes` is how many there are. Return PL_UNREADABLE for what is no
+ * regular file, ends earlier, or is empty; PL_NOT_INDEXABLE for more than PL_MAX_FILE_BYTES. */
 pl_status pl_read_part(const char *path, uint64_t offset, uint64_t num_bytes, size_t most, pl_buffer *buffer,
                        size_t *size, size_t *part_bytes);
 

@@ -23,7 +23,7 @@ static void *copy_of(const void *bytes, size_t size) {
   return memcpy(copy, bytes, size);
 }
 
-/* Compare with the record that was made without the entry. Its last byte is filled with ones, the file's perhaps not. */
+/* Compare with the record that was made without the entry. Its last byte is filled with ones, the file's may not be. */
 static void check_entry(const uint8_t *file, size_t size, const uint8_t *entry, size_t entry_bytes,
                         const pl_record *made, pl_scratch *scratch) {
   pl_record record;
