@@ -12,7 +12,7 @@
 #include "paceline.h"
 
 /* Raised whenever a function comes, goes or changes its meaning: `paceline.data.native` wants this very number. */
-#define PL_VERSION 2
+#define PL_VERSION 3
 
 #define PL_KEPT_SCRATCHES 4 /* between calls of functions that decode in the caller's thread */
 

@@ -84,6 +84,24 @@ PL_INLINE void pl_read_block(pl_cursor *cursor, const pl_mcu_block *how, int16_t
   cursor->wrong |= at;
 }
 
+/* Pass over the AC coefficients of a block in steps, and add to `*seen` what these say of their values. Return whether
+ * it ended well; if not, it may still be sound, and must be read. A step that is taken across the end of a block, whose
+ * last coefficient ends it without a code, leads beyond its end, where the sum of advances is 191 or 64 to 127. */
+PL_INLINE bool pl_step_over_rest(pl_bits *bits, const pl_codes *codes, const uint16_t *steps, uint32_t *seen) {
+  uint32_t at = 0;
+  while (at < 63) {
+    pl_bits_refill(bits, true);
+    for (int i = 0; i < 2 && at < 63; i++) {
+      uint32_t step = steps[bits->window >> (64 - PL_STEP_BITS)];
+      if (__builtin_expect(step == 0, 0)) step = pl_step_long(codes, bits->window);
+      pl_bits_take(bits, step & 63);
+      *seen |= step;
+      at += step >> 8;
+    }
+  }
+  return at == 63 || (at >= PL_ADVANCE_END && at < PL_ADVANCE_END + 63);
+}
+
 PL_INLINE void pl_read_two_blocks(pl_cursor *first, pl_cursor *second, const pl_mcu_block *how, int16_t *block_first,
                                   int16_t *block_second, bool guarded, bool only_dc) {
   const pl_codes *ac = how->ac;

@@ -1,7 +1,6 @@
 /* Walks the scans of a file, checks that together they say all of every coefficient, and collects them. */
 #include "coefficients.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define MAX_SCANS 100 /* encoders write ten; each may cost a walk over all blocks */
@@ -13,6 +12,7 @@ typedef struct {
   pl_jpeg *jpeg;
   pl_scan *scan;
   const pl_record *shape;
+  pl_scratch *scratch;
   pl_coefficients *coefficients;
   pl_read_band *read_band;
   pl_band_reader reader;
@@ -145,11 +145,13 @@ static const char *reserve_memory(walk *w) {
   }
   // The DC of a block takes a bit at least; those of padding are left out where a scan has one component.
   if (num_blocks / 64 > left) return CUT_OFF;
-  w->coefficients->memory = calloc(num_blocks, 64 * sizeof(int16_t));
-  w->plain = malloc(left + PL_TAIL_BYTES);
-  w->codes = malloc(6 * sizeof *w->codes);
-  if (w->coefficients->memory == NULL || w->plain == NULL || w->codes == NULL) return "too large for this memory";
-  int16_t *blocks = w->coefficients->memory;
+  size_t codes_bytes = 6 * sizeof *w->codes;
+  int16_t *blocks = pl_reserve(&w->scratch->coefficients, num_blocks * 64 * sizeof *blocks);
+  uint8_t *memory = pl_reserve(&w->scratch->plain, codes_bytes + left + PL_TAIL_BYTES);
+  if (blocks == NULL || memory == NULL) return "too large for this memory";
+  memset(blocks, 0, num_blocks * 64 * sizeof *blocks);
+  w->codes = (pl_codes *)(void *)memory;
+  w->plain = memory + codes_bytes;
   for (int c = 0; c < w->shape->components; c++) {
     pl_component_blocks *component = &w->coefficients->components[c];
     component->blocks = blocks;
@@ -175,13 +177,9 @@ static const char *read_scans(walk *w) {
   return reason;
 }
 
-const char *pl_coefficients_read(pl_jpeg *jpeg, pl_scan *scan, const pl_record *shape, pl_coefficients *coefficients) {
-  walk w = {.jpeg = jpeg, .scan = scan, .shape = shape, .coefficients = coefficients};
+const char *pl_coefficients_read(pl_jpeg *jpeg, pl_scan *scan, const pl_record *shape, pl_scratch *scratch,
+                                 pl_coefficients *coefficients) {
+  walk w = {.jpeg = jpeg, .scan = scan, .shape = shape, .scratch = scratch, .coefficients = coefficients};
   memset(coefficients, 0, sizeof *coefficients);
-  const char *reason = read_scans(&w);
-  free(w.plain);
-  free(w.codes);
-  return reason;
+  return read_scans(&w);
 }
-
-void pl_coefficients_free(pl_coefficients *coefficients) { free(coefficients->memory); }

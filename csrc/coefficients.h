@@ -15,14 +15,13 @@ typedef struct {
 } pl_component_blocks;
 
 typedef struct {
-  int16_t *memory;
   pl_component_blocks components[3];
 } pl_coefficients;
 
 /* Read the scan whose header was read, and all that follow, to the end of the image. Return NULL, or a reason as
- * `pl_index_jpeg` does. `coefficients` must be freed either way. */
-const char *pl_coefficients_read(pl_jpeg *jpeg, pl_scan *scan, const pl_record *shape, pl_coefficients *coefficients);
-void pl_coefficients_free(pl_coefficients *coefficients);
+ * `pl_index_jpeg` does. The blocks lie in `scratch->coefficients`. */
+const char *pl_coefficients_read(pl_jpeg *jpeg, pl_scan *scan, const pl_record *shape, pl_scratch *scratch,
+                                 pl_coefficients *coefficients);
 
 /* ---- blocks of one scan (progressive.c) -------------------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_SETS 8             /* most datasets have one to three; a set is 34 KB */
+#define MAX_SETS 8             /* most datasets have one to three; a set is 51 KB */
 #define MAX_TABLE_BYTES (16 + 256)
 #define MAX_SET_BYTES (4 * MAX_TABLE_BYTES)
 
@@ -101,6 +101,44 @@ int pl_code_of(const uint8_t *table, uint8_t symbol, uint32_t *code) {
   return 0;
 }
 
+/* ---- steps ------------------------------------------------------------------------------------------------------- */
+
+static const uint32_t LARGE = PL_STEP_7_BITS | PL_STEP_9_BITS;
+
+static uint32_t step_over(uint32_t entry) {
+  uint32_t size = entry >> 24;
+  return (entry & 63) | (size >= 7 ? PL_STEP_7_BITS : 0) | (size >= 9 ? PL_STEP_9_BITS : 0) | (entry >> 8 & 0xff00);
+}
+
+uint32_t pl_step_long(const pl_codes *codes, uint64_t window) { return step_over(pl_look_up(codes, window)); }
+
+/* Return the step of the first `n` bits of a code, and of those that follow, for which `shorter` has the steps. */
+static uint32_t join(const pl_codes *codes, uint32_t known, uint32_t n, const uint16_t *shorter) {
+  uint32_t entry = codes->entries[known << (PL_STEP_BITS - n) >> (PL_STEP_BITS - PL_LOOK_BITS)];
+  uint32_t first = step_over(entry), bits = first & 63, advance = first >> 8;
+  if (entry == 0 || (entry >> 8 & 0xff) > n || advance == PL_ADVANCE_BAD) return 0;
+  if (bits >= n || advance == PL_ADVANCE_END) return first;
+  uint32_t left = 1u << (n - bits), rest = shorter[left | (known & (left - 1))];
+  if (advance + (rest >> 8 & 127) >= 63) return first; // the block ends before it
+  return (first + (rest & ~LARGE)) | (rest & LARGE);
+}
+
+/* Build the steps for 1 known bit, then for 2, and so on: each is a symbol and a step for fewer bits. */
+static void build_steps(const pl_codes *codes, uint16_t *steps) {
+  uint16_t shorter[1 << PL_STEP_BITS]; // those for n bits begin at 1 << n
+  for (uint32_t n = 1; n <= PL_STEP_BITS; n++) {
+    uint16_t *made = n < PL_STEP_BITS ? shorter + (1 << n) : steps;
+    for (uint32_t known = 0; known < 1u << n; known++) made[known] = (uint16_t)join(codes, known, n, shorter);
+  }
+}
+
+static void add_steps(pl_code_set *set, int mask) {
+  for (int i = 0; i < 2; i++) {
+    if ((mask >> (2 * i + 1) & 1) != 0) build_steps(&set->ac[i], set->steps[i]);
+  }
+  set->has_steps = true;
+}
+
 /* ---- sets of tables ---------------------------------------------------------------------------------------------- */
 
 struct pl_tables *pl_tables_new(void) { return calloc(1, sizeof(struct pl_tables)); }
@@ -121,6 +159,7 @@ static bool build_set(cached_set *set, const pl_record *record) {
   const uint8_t *table = set->bytes;
   size_t left = record->huffman_bytes;
   set->num_bytes = 0; // equal to none, should it fail half way
+  set->codes.has_steps = false;
   if (left > sizeof set->bytes) return false;
   memcpy(set->bytes, record->huffman, left);
   for (int i = 0; i < 4; i++) {
@@ -141,7 +180,7 @@ static bool was_built_from(const cached_set *set, const pl_record *record) {
          memcmp(set->bytes, record->huffman, record->huffman_bytes) == 0;
 }
 
-pl_status pl_tables_for(struct pl_tables *tables, const pl_record *record, const pl_code_set **set) {
+pl_status pl_tables_for(struct pl_tables *tables, const pl_record *record, bool with_steps, const pl_code_set **set) {
   int at = 0;
   while (at < tables->num_sets && !was_built_from(tables->sets[at], record)) at++;
   bool is_new = at == tables->num_sets;
@@ -156,6 +195,7 @@ pl_status pl_tables_for(struct pl_tables *tables, const pl_record *record, const
   memmove(tables->sets + 1, tables->sets, (size_t)at * sizeof *tables->sets);
   tables->sets[0] = found;
   if (is_new && !build_set(found, record)) return PL_BAD_TABLES;
+  if (with_steps && !found->codes.has_steps) add_steps(&found->codes, found->mask);
   *set = &found->codes;
   return PL_OK;
 }

@@ -54,16 +54,30 @@ PL_INLINE uint32_t pl_look_up(const pl_codes *codes, uint64_t window) {
   return entry;
 }
 
+/* To pass over a block, no values are needed: a step passes over all AC symbols whose codes lie in the next
+ * PL_STEP_BITS 12bits, which are two in most photographs. Bits 0..5 of a step: of their codes and values together, at
+ * most 26; bits 6 and 7: whether a value has 7 bits or more, and 9 or more; bits 8..15: how far to advance in the
+ * block. 0: there is no step here, but a code that is longer. */
+#define PL_STEP_BITS 12 /* measured: 11 and 13 are slower */
+#define PL_STEP_7_BITS 64
+#define PL_STEP_9_BITS 128
+
 /* The four tables an image may have; those its record does not name are not built. */
 typedef struct {
   pl_codes dc[2], ac[2];
+  bool has_steps;
+  uint16_t steps[2][1 << PL_STEP_BITS]; /* of the AC codes */
 } pl_code_set;
+
+/* Return the step over the one symbol that `window` begins with. */
+uint32_t pl_step_long(const pl_codes *codes, uint64_t window);
 
 struct pl_tables *pl_tables_new(void);
 void pl_tables_free(struct pl_tables *tables);
 size_t pl_tables_bytes(const struct pl_tables *tables);
 
-/* Set `*set` to the look-up tables of a record, built or as built before for the same bytes. */
-pl_status pl_tables_for(struct pl_tables *tables, const pl_record *record, const pl_code_set **set);
+/* Set `*set` to the look-up tables of a record, built or as built before for the same bytes. Only `with_steps` are the
+ * steps there for certain. */
+pl_status pl_tables_for(struct pl_tables *tables, const pl_record *record, bool with_steps, const pl_code_set **set);
 
 #endif

@@ -4,7 +4,6 @@
  * the DC differences behind them are coded anew, with the file's own tables. Where those have no codes for them, and of
  * files of several scans, all coefficients are coded anew (transcode.c).
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "block.h"
@@ -18,6 +17,14 @@
 
 static const char NO_MEMORY[] = "too large for this memory", NO_CODE[] = "divided by restart markers";
 
+/* How blocks of a component are passed over: as long as steps say nothing `suspicious`, and the DC, of either sign, is
+ * no larger than `largest_dc`, their coefficients are in range. */
+typedef struct {
+  const uint16_t *steps;
+  uint32_t suspicious;
+  int32_t largest_dc;
+} passage;
+
 /* An image that is being indexed. */
 typedef struct {
   pl_jpeg jpeg;
@@ -25,11 +32,12 @@ typedef struct {
   pl_record shape;
   const uint16_t *quant[3];
   const uint8_t *tables[4]; /* dc0, ac0, dc1, ac1: what the record's numbers of tables mean */
-  pl_code_set codes;
   pl_mcu mcu;
+  passage passages[3];
   int32_t dc[3]; /* predictors as a reader of the record has them, which knows no restarts */
-  uint8_t *plain; /* the bytes of one restart interval, without stuffing */
+  pl_scratch *scratch;
   pl_writer writer;
+  size_t scan_at, scan_bytes; /* as in pl_indexed */
 } work;
 
 /* ---- what the headers say ---------------------------------------------------------------------------------------- */
@@ -53,11 +61,26 @@ static const char *choose_tables(work *w) {
     w->shape.ac_table[c] = number_of(w->tables, 1, w->jpeg.ac[ac]);
     if (w->shape.dc_table[c] < 0 || w->shape.ac_table[c] < 0) return "coded with three sets of Huffman tables";
   }
-  pl_codes *codes[4] = {&w->codes.dc[0], &w->codes.ac[0], &w->codes.dc[1], &w->codes.ac[1]};
-  for (int i = 0; i < 4; i++) {
-    if (w->tables[i] != NULL && !pl_codes_build(codes[i], w->tables[i], i % 2 == 1)) {
-      return "damaged (a Huffman table)";
-    }
+  return NULL;
+}
+
+/* Build the look-up tables, from the tables in the record's header as decoding it will: one set serves both. */
+static const char *build_tables(work *w) {
+  const pl_code_set *codes = NULL;
+  pl_writer_tables(&w->writer, &w->shape);
+  pl_status status = pl_tables_for(w->scratch->tables, &w->shape, true, &codes);
+  if (status != PL_OK) return status == PL_NO_MEMORY ? NO_MEMORY : "damaged (a Huffman table)";
+  pl_mcu_layout(&w->shape, codes, &w->mcu);
+  for (int c = 0; c < w->shape.components; c++) {
+    uint16_t largest = 0;
+    for (int i = 1; i < 64; i++) largest = w->quant[c][i] > largest ? w->quant[c][i] : largest;
+    passage *p = &w->passages[c];
+    p->steps = codes->steps[w->shape.ac_table[c]];
+    p->suspicious = 0; // values of 10 bits are in range
+    if (largest * 1023 > LARGEST_COEFFICIENT) p->suspicious |= PL_STEP_9_BITS;
+    if (largest * 255 > LARGEST_COEFFICIENT) p->suspicious |= PL_STEP_7_BITS;
+    if (largest * 63 > LARGEST_COEFFICIENT) p->suspicious = UINT32_MAX; // any step is
+    p->largest_dc = w->quant[c][0] == 0 ? INT32_MAX : LARGEST_COEFFICIENT / w->quant[c][0];
   }
   return NULL;
 }
@@ -107,6 +130,20 @@ static const char *read_block(const work *w, pl_cursor *cursor, const pl_mcu_blo
   return is_in_range(block, w->quant[how->component]) ? NULL : "damaged (coefficients no image has)";
 }
 
+/* Pass over a block, and read it only where that leaves a doubt. */
+PL_INLINE const char *pass_block(const work *w, pl_cursor *cursor, const pl_mcu_block *how) {
+  const passage *p = &w->passages[how->component];
+  const pl_cursor begin = *cursor;
+  pl_bits bits = cursor->bits;
+  uint32_t seen = 0, wrong = pl_read_dc(&bits, how->dc, &cursor->dc[how->component], true);
+  int32_t dc = cursor->dc[how->component];
+  bool is_good = pl_step_over_rest(&bits, how->ac, p->steps, &seen) && (seen & p->suspicious) == 0 && wrong == 0;
+  cursor->bits = bits;
+  if (__builtin_expect(is_good && dc <= p->largest_dc && -dc <= p->largest_dc, 1)) return NULL;
+  *cursor = begin;
+  return read_block(w, cursor, how);
+}
+
 /* Write the difference between a component's DC and the one before the restart. */
 static const char *recode_dc(work *w, int component, int32_t dc) {
   int32_t difference = dc - w->dc[component];
@@ -142,50 +179,88 @@ static const char *restart(work *w, pl_cursor *cursor) {
   return NULL;
 }
 
-/* Index the `num_mcus` MCUs from `first` on, whose bytes lie in `plain`. */
-static const char *index_interval(work *w, size_t size, int64_t first, int64_t num_mcus) {
-  pl_cursor cursor = {.bits = pl_bits_at(w->plain, size, 0)};
-  uint64_t copied = 0; // bits of `plain` that are written; those behind it follow at the interval's end
-  const char *reason = NULL;
-  for (int64_t i = first; i < first + num_mcus && reason == NULL; i++) {
-    const int32_t *dc = i == first ? w->dc : cursor.dc;
-    uint64_t position = pl_writer_position(&w->writer) + pl_bits_position(&cursor.bits) - copied;
-    if (i % w->shape.mcus_x % w->shape.every == 0) pl_writer_point(&w->writer, position, dc);
-    if (i == first) {
-      reason = restart(w, &cursor);
-      copied = pl_bits_position(&cursor.bits);
-      continue;
+/* Pass over the MCUs from number `first` to before `stop`, and write the seek points among them. A bit's position in
+ * the record is that at the cursor plus `shift`. */
+static const char *pass_mcus(work *w, pl_cursor *cursor, int64_t first, int64_t stop, uint64_t shift) {
+  const int64_t mcus_x = w->shape.mcus_x, every = w->shape.every;
+  while (first < stop) {
+    int64_t x = first % mcus_x, next = first + every - x % every, row_end = first + mcus_x - x;
+    next = next < row_end ? next : row_end;
+    if (x % every == 0) pl_writer_point(&w->writer, pl_bits_position(&cursor->bits) + shift, cursor->dc);
+    for (next = next < stop ? next : stop; first < next; first++) {
+      for (int b = 0; b < w->mcu.num_blocks; b++) {
+        const char *reason = pass_block(w, cursor, &w->mcu.blocks[b]);
+        if (reason != NULL) return reason;
+      }
+      const char *reason = check_bits(cursor);
+      if (reason != NULL) return reason;
     }
-    for (int b = 0; b < w->mcu.num_blocks && reason == NULL; b++) reason = read_block(w, &cursor, &w->mcu.blocks[b]);
-    if (reason == NULL) reason = check_bits(&cursor);
   }
+  return NULL;
+}
+
+static const char *check_end(const pl_cursor *cursor) {
+  uint64_t num_bits = (uint64_t)cursor->bits.size * 8, end = pl_bits_position(&cursor->bits);
+  return num_bits - end < 8 ? NULL : "damaged (bytes behind its last block)";
+}
+
+/* Index a scan without restarts, whose bits become the record's as they are. */
+static const char *index_whole(work *w, int64_t num_mcus) {
+  uint8_t *bits = pl_writer_next(&w->writer);
+  w->scan_at = w->jpeg.at;
+  size_t size = pl_jpeg_unstuff(&w->jpeg, bits);
+  w->scan_bytes = w->jpeg.at - w->scan_at;
+  memset(bits + size, 0, PL_TAIL_BYTES);
+  pl_cursor cursor = {.bits = pl_bits_at(bits, size, 0)};
+  const char *reason = pass_mcus(w, &cursor, 0, num_mcus, 0);
+  if (reason == NULL) reason = check_end(&cursor);
+  if (reason == NULL) pl_writer_take(&w->writer, pl_bits_position(&cursor.bits));
+  return reason;
+}
+
+/* Index the MCUs from `first` to before `stop`, an interval between restart markers. */
+static const char *index_interval(work *w, uint8_t *plain, int64_t first, int64_t stop) {
+  size_t size = pl_jpeg_unstuff(&w->jpeg, plain);
+  memset(plain + size, 0, PL_TAIL_BYTES);
+  pl_cursor cursor = {.bits = pl_bits_at(plain, size, 0)};
+  if (first % w->shape.mcus_x % w->shape.every == 0) {
+    pl_writer_point(&w->writer, pl_writer_position(&w->writer), w->dc);
+  }
+  const char *reason = restart(w, &cursor);
+  uint64_t copied = pl_bits_position(&cursor.bits); // bits that are written; those behind them follow at the end
+  if (reason == NULL) reason = pass_mcus(w, &cursor, first + 1, stop, pl_writer_position(&w->writer) - copied);
+  if (reason == NULL) reason = check_end(&cursor);
   if (reason != NULL) return reason;
-  uint64_t end = pl_bits_position(&cursor.bits);
-  if ((uint64_t)size * 8 - end >= 8) return "damaged (bytes behind its last block)";
-  pl_writer_copy(&w->writer, w->plain, copied, end);
+  pl_writer_copy(&w->writer, plain, copied, pl_bits_position(&cursor.bits));
   memcpy(w->dc, cursor.dc, sizeof w->dc);
+  return NULL;
+}
+
+static const char *index_intervals(work *w, int64_t num_mcus, int64_t interval) {
+  uint8_t *plain = pl_reserve(&w->scratch->plain, w->jpeg.size - w->jpeg.at + PL_TAIL_BYTES);
+  if (plain == NULL) return NO_MEMORY;
+  for (int64_t first = 0, number = 0; first < num_mcus; first += interval, number++) {
+    const char *reason = number > 0 ? pl_jpeg_restart(&w->jpeg, number - 1) : NULL;
+    if (reason == NULL) {
+      reason = index_interval(w, plain, first, num_mcus - first < interval ? num_mcus : first + interval);
+    }
+    if (reason != NULL) return reason;
+  }
   return NULL;
 }
 
 static const char *index_scan(work *w) {
   int64_t num_mcus = (int64_t)w->shape.mcus_x * w->shape.mcus_y;
   int64_t interval = w->jpeg.restart_interval == 0 ? num_mcus : w->jpeg.restart_interval;
-  size_t left = w->jpeg.size - w->jpeg.at;
-  size_t max_scan_bytes = left + (size_t)((num_mcus + interval - 1) / interval) * RECODED_BYTES;
+  size_t num_restarts = (size_t)((num_mcus + interval - 1) / interval) - 1;
+  size_t max_scan_bytes = w->jpeg.size - w->jpeg.at + (num_restarts + 1) * RECODED_BYTES;
   if (max_scan_bytes > UINT32_MAX / 8) return "too large";
-  w->plain = malloc(left + PL_TAIL_BYTES);
-  if (w->plain == NULL || !pl_writer_open(&w->writer, &w->shape, w->quant, w->tables, max_scan_bytes)) {
+  if (!pl_writer_open(&w->writer, &w->scratch->record, &w->shape, w->quant, w->tables, max_scan_bytes)) {
     return NO_MEMORY;
   }
-  for (int64_t first = 0, number = 0; first < num_mcus; first += interval, number++) {
-    const char *reason = number > 0 ? pl_jpeg_restart(&w->jpeg, number - 1) : NULL;
-    if (reason != NULL) return reason;
-    size_t size = pl_jpeg_unstuff(&w->jpeg, w->plain);
-    memset(w->plain + size, 0, PL_TAIL_BYTES);
-    reason = index_interval(w, size, first, num_mcus - first < interval ? num_mcus - first : interval);
-    if (reason != NULL) return reason;
-  }
-  return NULL;
+  const char *reason = build_tables(w);
+  if (reason != NULL) return reason;
+  return num_restarts == 0 ? index_whole(w, num_mcus) : index_intervals(w, num_mcus, interval);
 }
 
 /* ---- all of it --------------------------------------------------------------------------------------------------- */
@@ -193,9 +268,7 @@ static const char *index_scan(work *w) {
 /* Index a file of one scan by copying its bits. */
 static const char *copy_scan(work *w) {
   const char *reason = choose_tables(w);
-  if (reason != NULL) return reason;
-  pl_mcu_layout(&w->shape, &w->codes, &w->mcu);
-  reason = index_scan(w);
+  if (reason == NULL) reason = index_scan(w);
   if (reason != NULL) return reason;
   bool is_end = false;
   reason = pl_jpeg_next_scan(&w->jpeg, &w->scan, &is_end);
@@ -210,24 +283,20 @@ static const char *index_file(work *w, const uint8_t *file, size_t size, int eve
   if (is_one_scan(w)) {
     reason = copy_scan(w);
     if (reason != NO_CODE) return reason;
-    free(w->writer.data);
-    w->writer.data = NULL;
     w->jpeg.at = scan_at;
   }
-  return pl_transcode(&w->jpeg, &w->scan, &w->shape, &w->writer);
+  return pl_transcode(&w->jpeg, &w->scan, &w->shape, w->scratch, &w->writer);
 }
 
-const char *pl_index_jpeg(const uint8_t *file, size_t size, int every, uint8_t **out, size_t *out_size) {
+const char *pl_index_jpeg(const uint8_t *file, size_t size, int every, pl_scratch *scratch, pl_indexed *indexed) {
   if (every < 1 || every > 255) return "indexed with a seek point every 1 to 255 MCUs only";
-  work *w = calloc(1, sizeof *w);
-  if (w == NULL) return NO_MEMORY;
-  const char *reason = index_file(w, file, size, every);
-  if (reason == NULL) {
-    *out = pl_writer_close(&w->writer, out_size);
-  } else {
-    free(w->writer.data);
-  }
-  free(w->plain);
-  free(w);
-  return reason;
+  work w = {.scratch = scratch};
+  const char *reason = index_file(&w, file, size, every);
+  if (reason != NULL) return reason;
+  *indexed = (pl_indexed){.record = w.writer.data,
+                          .size = pl_writer_close(&w.writer),
+                          .head_bytes = w.writer.bits_at,
+                          .scan_at = w.scan_at,
+                          .scan_bytes = w.scan_bytes};
+  return NULL;
 }

@@ -17,7 +17,7 @@ typedef struct {
   size_t size;
 } segment;
 
-static const char CUT_OFF[] = "cut off";
+const char pl_cut_off[] = "cut off";
 
 /* ---- segments ---------------------------------------------------------------------------------------------------- */
 
@@ -80,15 +80,17 @@ static const char *read_frame(pl_jpeg *jpeg, segment s, uint8_t marker) {
  * the first scan nothing. */
 static const char *read_exif(pl_jpeg *jpeg, segment s) {
   if (jpeg->orientation != 0 || s.size < 6 || memcmp(s.bytes, "Exif\0\0", 6) != 0) return NULL;
-  if (jpeg->exif != NULL) {
-    s.bytes += 6;
-    s.size -= 6;
+  if (jpeg->exif == NULL) {
+    jpeg->exif = s.bytes;
+    jpeg->exif_bytes = s.size;
+    return NULL;
   }
-  uint8_t *joined = realloc(jpeg->exif, jpeg->exif_bytes + s.size + 1);
+  uint8_t *joined = realloc(jpeg->joined_exif, jpeg->exif_bytes + s.size);
   if (joined == NULL) return "too large for this memory";
-  memcpy(joined + jpeg->exif_bytes, s.bytes, s.size);
-  jpeg->exif = joined;
-  jpeg->exif_bytes += s.size;
+  if (jpeg->joined_exif == NULL) memcpy(joined, jpeg->exif, jpeg->exif_bytes);
+  memcpy(joined + jpeg->exif_bytes, s.bytes + 6, s.size - 6);
+  jpeg->exif = jpeg->joined_exif = joined;
+  jpeg->exif_bytes += s.size - 6;
   return NULL;
 }
 
@@ -163,10 +165,10 @@ static const char *read_segment(pl_jpeg *jpeg, uint8_t marker, segment s) {
 
 /* Read the name of a marker, which only copies of 0xff may precede. */
 static const char *read_marker(pl_jpeg *jpeg, uint8_t *marker) {
-  if (jpeg->at >= jpeg->size) return CUT_OFF;
+  if (jpeg->at >= jpeg->size) return pl_cut_off;
   if (jpeg->file[jpeg->at] != 0xff) return "damaged (bytes between its markers)";
   while (jpeg->at < jpeg->size && jpeg->file[jpeg->at] == 0xff) jpeg->at++;
-  if (jpeg->at >= jpeg->size) return CUT_OFF;
+  if (jpeg->at >= jpeg->size) return pl_cut_off;
   *marker = jpeg->file[jpeg->at++];
   return NULL;
 }
@@ -185,10 +187,10 @@ const char *pl_jpeg_next_scan(pl_jpeg *jpeg, pl_scan *scan, bool *is_end) {
       return NULL;
     }
     if (stands_alone(marker)) return "damaged (a marker out of place)";
-    if (jpeg->size - jpeg->at < 2) return CUT_OFF;
+    if (jpeg->size - jpeg->at < 2) return pl_cut_off;
     size_t length = pl_big16(jpeg->file + jpeg->at);
     if (length < 2) return "damaged (a segment without length)";
-    if (length > jpeg->size - jpeg->at) return CUT_OFF;
+    if (length > jpeg->size - jpeg->at) return pl_cut_off;
     segment s = {.bytes = jpeg->file + jpeg->at + 2, .size = length - 2};
     jpeg->at += length;
     reason = marker == PL_SOS ? read_scan_header(jpeg, s, scan) : read_segment(jpeg, marker, s);
@@ -215,8 +217,8 @@ const char *pl_jpeg_open(const uint8_t *file, size_t size, pl_jpeg *jpeg, pl_sca
   bool is_end = false;
   const char *reason = pl_jpeg_next_scan(jpeg, scan, &is_end);
   jpeg->orientation = pl_exif_orientation(jpeg->exif, jpeg->exif_bytes);
-  free(jpeg->exif);
-  jpeg->exif = NULL;
+  free(jpeg->joined_exif);
+  jpeg->exif = jpeg->joined_exif = NULL;
   if (reason != NULL) return reason;
   if (is_end) return "damaged (it has no image)";
   if (jpeg->num_components == 3 && !is_ycc(jpeg)) return "colored as RGB, or in a way that is not known";
@@ -232,19 +234,25 @@ const char *pl_jpeg_restart(pl_jpeg *jpeg, int64_t number) {
   return marker == PL_RST0 + number % 8 ? NULL : "damaged (a restart marker)";
 }
 
-size_t pl_jpeg_unstuff(pl_jpeg *jpeg, uint8_t *out) {
-  size_t num_bytes = 0;
-  while (jpeg->at < jpeg->size) {
-    const uint8_t *from = jpeg->file + jpeg->at;
-    size_t left = jpeg->size - jpeg->at;
-    const uint8_t *mark = memchr(from, 0xff, left);
-    size_t plain = mark == NULL ? left : (size_t)(mark - from);
-    memcpy(out + num_bytes, from, plain);
+size_t pl_unstuff(const uint8_t *from, size_t size, uint8_t *out, size_t *taken) {
+  size_t num_bytes = 0, at = 0;
+  while (at < size) {
+    const uint8_t *mark = memchr(from + at, 0xff, size - at);
+    size_t plain = mark == NULL ? size - at : (size_t)(mark - from) - at;
+    memcpy(out + num_bytes, from + at, plain);
     num_bytes += plain;
-    jpeg->at += plain;
-    if (plain + 1 >= left || mark[1] != 0) break;
+    at += plain;
+    if (size - at < 2 || mark[1] != 0) break;
     out[num_bytes++] = 0xff;
-    jpeg->at += 2;
+    at += 2;
   }
+  *taken = at;
+  return num_bytes;
+}
+
+size_t pl_jpeg_unstuff(pl_jpeg *jpeg, uint8_t *out) {
+  size_t taken = 0;
+  size_t num_bytes = pl_unstuff(jpeg->file + jpeg->at, jpeg->size - jpeg->at, out, &taken);
+  jpeg->at += taken;
   return num_bytes;
 }

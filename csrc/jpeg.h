@@ -54,9 +54,12 @@ typedef struct {
   bool has_jfif, has_adobe;
   int adobe_transform;
   int orientation; /* EXIF's, 1..8; 0 while the header is being read */
-  uint8_t *exif;   /* meanwhile: its blocks, as Pillow joins them */
+  const uint8_t *exif; /* meanwhile: its block, or its blocks as Pillow joins them */
   size_t exif_bytes;
+  uint8_t *joined_exif; /* malloc'd, where there are several */
 } pl_jpeg;
+
+extern const char pl_cut_off[]; /* the reason where more bytes are needed */
 
 /* Read the markers up to the first scan's data. Return NULL, or what is wrong, in words that "it is" may precede. */
 const char *pl_jpeg_open(const uint8_t *file, size_t size, pl_jpeg *jpeg, pl_scan *scan);
@@ -67,6 +70,10 @@ const char *pl_jpeg_restart(pl_jpeg *jpeg, int64_t number);
 /* Copy the entropy-coded bytes from here to the next marker to `out`, without stuffing, and return their number. `out`
  * has room for what is left of the file. */
 size_t pl_jpeg_unstuff(pl_jpeg *jpeg, uint8_t *out);
+
+/* Copy the entropy-coded bytes that `from` begins with to `out`, without stuffing: return their number, and in `*taken`
+ * how many they were. */
+size_t pl_unstuff(const uint8_t *from, size_t size, uint8_t *out, size_t *taken);
 
 /* Read on behind a scan's data: set `*is_end` at the end of the image, else read the next scan's header. */
 const char *pl_jpeg_next_scan(pl_jpeg *jpeg, pl_scan *scan, bool *is_end);

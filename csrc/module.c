@@ -4,8 +4,6 @@
  */
 #include "binding.h"
 
-#include <stdlib.h>
-
 #include "pool.h"
 
 /* A scratch for one call: an idle one, or a new one. NULL with an exception set where there is no memory. */
@@ -55,12 +53,11 @@ static PyObject *reason(PyObject *module, PyObject *status) {
   (void)module;
   long value = PyLong_AsLong(status);
   if (value == -1 && PyErr_Occurred()) return NULL;
-  if (value < PL_OK || value > PL_UNREADABLE) return PyErr_Format(PyExc_ValueError, "status %ld is none", value);
+  if (value < PL_OK || value > PL_NOT_INDEXABLE) return PyErr_Format(PyExc_ValueError, "status %ld is none", value);
   return PyUnicode_FromString(pl_reason((pl_status)value));
 }
 
 static PyObject *index_jpeg(PyObject *module, PyObject *args, PyObject *named) {
-  (void)module;
   static char *names[] = {"data", "every", NULL};
   PyObject *data;
   int every = 8;
@@ -68,20 +65,24 @@ static PyObject *index_jpeg(PyObject *module, PyObject *args, PyObject *named) {
   if (every < 1 || every > 255) return PyErr_Format(PyExc_ValueError, "every %d is not in 1 to 255", every);
   Py_buffer view;
   if (pl_borrow(data, "data", '*', -1, 0, &view)) return NULL;
-  uint8_t *record = NULL;
-  size_t size = 0;
-  const char *why;
-  Py_BEGIN_ALLOW_THREADS
-  why = pl_index_jpeg(view.buf, (size_t)view.len, every, &record, &size);
-  Py_END_ALLOW_THREADS
-  PyBuffer_Release(&view);
-  if (why != NULL) {
-    PyErr_SetString(PyExc_ValueError, why);
+  pl_scratch *scratch = take_scratch(module);
+  if (scratch == NULL) {
+    PyBuffer_Release(&view);
     return NULL;
   }
-  PyObject *bytes = PyBytes_FromStringAndSize((const char *)record, (Py_ssize_t)size);
-  free(record);
-  return bytes;
+  pl_indexed indexed;
+  const char *why;
+  Py_BEGIN_ALLOW_THREADS
+  why = pl_index_jpeg(view.buf, (size_t)view.len, every, scratch, &indexed);
+  Py_END_ALLOW_THREADS
+  PyBuffer_Release(&view);
+  PyObject *record = NULL;
+  if (why != NULL)
+    PyErr_SetString(PyExc_ValueError, why);
+  else
+    record = PyBytes_FromStringAndSize((const char *)indexed.record, (Py_ssize_t)indexed.size);
+  give_back(module, scratch);
+  return record;
 }
 
 static PyObject *size_of(PyObject *module, PyObject *data) {

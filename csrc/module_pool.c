@@ -3,14 +3,12 @@
  * A Task holds what its images, their output and their status lie in until it is done; so nothing can be freed, closed
  * or resized below the threads. It has its own copy of everything that was checked.
  */
-#include "binding.h"
+#include "module_batch.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
-
-#include "pool.h"
 
 #define SLICE_NS 50000000 /* of a wait: so often signals are looked at, such as Ctrl-C */
 
@@ -23,98 +21,8 @@ typedef struct {
   PyObject ob_base;
   PoolObject *pool;
   pl_task *task;
-  Py_buffer *held;
-  Py_ssize_t num_held;
+  pl_held held;
 } TaskObject;
-
-/* ---- a batch's arguments ----------------------------------------------------------------------------------------- */
-
-typedef struct {
-  PyObject *shards, *shard_of, *offsets, *lengths, *boxes, *flips, *out, *status;
-  pl_crop crop;
-} asked;
-
-typedef struct {
-  int32_t *shard_of;
-  uint64_t *offsets, *lengths;
-  double *boxes;
-  uint8_t *flips;
-  Py_ssize_t n;
-} columns;
-
-static void free_columns(columns *given) {
-  PyMem_Free(given->shard_of);
-  PyMem_Free(given->offsets);
-  PyMem_Free(given->lengths);
-  PyMem_Free(given->boxes);
-  PyMem_Free(given->flips);
-}
-
-static bool copy_columns(const asked *what, columns *given) {
-  given->shard_of = pl_copied(what->shard_of, "shard_of", 'i', -1, &given->n);
-  return given->shard_of != NULL &&
-         (given->offsets = pl_copied(what->offsets, "offsets", 'L', given->n, NULL)) != NULL &&
-         (given->lengths = pl_copied(what->lengths, "lengths", 'L', given->n, NULL)) != NULL &&
-         (given->boxes = pl_copied(what->boxes, "boxes", 'd', 4 * given->n, NULL)) != NULL &&
-         (given->flips = pl_copied(what->flips, "flips", 'u', given->n, NULL)) != NULL;
-}
-
-static void release_held(TaskObject *task) {
-  Py_buffer *held = task->held; /* whoever comes meanwhile, by way of an object's own code, finds nothing left */
-  Py_ssize_t num_held = task->num_held;
-  task->held = NULL;
-  task->num_held = 0;
-  for (Py_ssize_t i = 0; i < num_held; i++) PyBuffer_Release(&held[i]);
-  PyMem_Free(held);
-}
-
-/* Borrow the shards, then the output and the status, for as long as the task runs. */
-static bool hold(const asked *what, Py_ssize_t n, TaskObject *task) {
-  PyObject *shards = PySequence_Tuple(what->shards);
-  if (shards == NULL) return false;
-  Py_ssize_t num_shards = PyTuple_Size(shards);
-  task->held = PyMem_Calloc((size_t)num_shards + 2, sizeof(Py_buffer));
-  bool is_good = task->held != NULL;
-  if (!is_good) PyErr_NoMemory();
-  for (Py_ssize_t i = 0; is_good && i < num_shards; i++) {
-    is_good = pl_borrow(PyTuple_GetItem(shards, i), "a shard", '*', -1, 0, &task->held[i]) == 0;
-    task->num_held += is_good;
-  }
-  Py_DECREF(shards);
-  Py_ssize_t image_bytes = (Py_ssize_t)what->crop.channels * what->crop.size * what->crop.size;
-  is_good = is_good && pl_borrow(what->out, "out", 'u', n * image_bytes, 1, &task->held[num_shards]) == 0;
-  task->num_held += is_good;
-  is_good = is_good && pl_borrow(what->status, "status", 'i', n, 1, &task->held[num_shards + 1]) == 0;
-  task->num_held += is_good;
-  return is_good;
-}
-
-/* Return where each image lies, all of it inside its shard; NULL with an exception set where one does not. */
-static pl_image *locate(const columns *given, const Py_buffer *shards, Py_ssize_t num_shards) {
-  pl_image *images = calloc(given->n > 0 ? (size_t)given->n : 1, sizeof(pl_image));
-  if (images == NULL) {
-    PyErr_NoMemory();
-    return NULL;
-  }
-  for (Py_ssize_t i = 0; i < given->n; i++) {
-    if (given->lengths[i] == 0) continue;
-    int32_t shard = given->shard_of[i];
-    uint64_t num_bytes = shard >= 0 && shard < num_shards ? (uint64_t)shards[shard].len : 0;
-    if (given->lengths[i] > num_bytes || given->offsets[i] > num_bytes - given->lengths[i]) {
-      PyErr_Format(PyExc_ValueError, "image %zd is at %llu, %llu bytes, of shard %d, which has %llu", i,
-                   (unsigned long long)given->offsets[i], (unsigned long long)given->lengths[i], (int)shard,
-                   (unsigned long long)num_bytes);
-      free(images);
-      return NULL;
-    }
-    const double *box = &given->boxes[4 * i];
-    images[i] = (pl_image){.record = (const uint8_t *)shards[shard].buf + given->offsets[i],
-                           .num_bytes = (size_t)given->lengths[i],
-                           .box = {.top = box[0], .left = box[1], .height = box[2], .width = box[3]},
-                           .flip = given->flips[i] != 0};
-  }
-  return images;
-}
 
 /* ---- Pool -------------------------------------------------------------------------------------------------------- */
 
@@ -156,48 +64,42 @@ static void pool_dealloc(PyObject *object) {
   Py_DECREF(type);
 }
 
-/* Queue what was asked for; `task` frees what it has got, whatever becomes of this. */
-static bool submit_to(PoolObject *self, const asked *what, TaskObject *task) {
-  columns given = {0};
-  pl_image *images = NULL;
-  Py_ssize_t image_bytes = (Py_ssize_t)what->crop.channels * what->crop.size * what->crop.size;
-  if (copy_columns(what, &given)) {
-    if (given.n > PY_SSIZE_T_MAX / image_bytes)
-      PyErr_SetString(PyExc_ValueError, "shard_of has too many items");
-    else if (hold(what, given.n, task))
-      images = locate(&given, task->held, task->num_held - 2);
-  }
-  free_columns(&given);
+/* Queue what a method's arguments say; `task` frees what it has got, whatever becomes of this. */
+static bool start(PoolObject *self, PyObject *args, PyObject *named, pl_read_arguments *read, TaskObject *task) {
+  Py_ssize_t n = 0;
+  pl_batch batch = {0};
+  pl_image *images = read(args, named, &task->held, &n, &batch);
   if (images == NULL) return false;
-  uint8_t *out = task->held[task->num_held - 2].buf;
-  int32_t *status = task->held[task->num_held - 1].buf;
   /* With the GIL: the threads hold the pool's lock for less than it takes to get the GIL back from a busy thread. */
-  task->task = pl_pool_submit(self->pool, images, (size_t)given.n, what->crop, out, status);
+  task->task = pl_pool_submit(self->pool, images, (size_t)n, &batch);
   if (task->task != NULL) return true;
   free(images);
   PyErr_SetString(PyExc_ValueError, "the pool is closed");
   return false;
 }
 
-static PyObject *pool_submit(PyObject *object, PyObject *args, PyObject *named) {
-  static char *names[] = {"shards", "shard_of", "offsets",  "lengths", "boxes",  "flips", "inside",
-                          "size",   "channels", "out",      "status",  "stage",  NULL};
+static PyObject *new_task(PyObject *object, PyObject *args, PyObject *named, pl_read_arguments *read) {
   PoolObject *self = (PoolObject *)object;
-  asked what;
-  int stage = PL_ALL;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "OOOOOOpiiOO|i:submit", names, &what.shards, &what.shard_of,
-                                   &what.offsets, &what.lengths, &what.boxes, &what.flips, &what.crop.inside,
-                                   &what.crop.size, &what.crop.channels, &what.out, &what.status, &stage))
-    return NULL;
-  if (!is_usable(self) || pl_check_output(what.crop.size, what.crop.channels, stage)) return NULL;
-  what.crop.stage = (pl_stage)stage;
+  if (!is_usable(self)) return NULL;
   pl_state *state = PyType_GetModuleState(Py_TYPE(object));
   TaskObject *task = state != NULL ? alloc(state->task_type) : NULL;
   if (task == NULL) return NULL;
   task->pool = (PoolObject *)Py_NewRef(object);
-  if (submit_to(self, &what, task)) return (PyObject *)task;
+  if (start(self, args, named, read, task)) return (PyObject *)task;
   Py_DECREF(task);
   return NULL;
+}
+
+static PyObject *pool_submit(PyObject *object, PyObject *args, PyObject *named) {
+  return new_task(object, args, named, pl_read_records);
+}
+
+static PyObject *pool_submit_jpegs(PyObject *object, PyObject *args, PyObject *named) {
+  return new_task(object, args, named, pl_read_files);
+}
+
+static PyObject *pool_measure(PyObject *object, PyObject *args, PyObject *named) {
+  return new_task(object, args, named, pl_read_headers);
 }
 
 static PyObject *pool_close(PyObject *object, PyObject *unused) {
@@ -230,7 +132,7 @@ static void task_dealloc(PyObject *object) {
     pl_task_forget(self->task);
   }
   if (is_freed) { /* else a thread that hangs may still write: what it uses is never given back */
-    release_held(self);
+    pl_release(&self->held);
     Py_XDECREF((PyObject *)self->pool);
   }
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -246,7 +148,7 @@ static int look(TaskObject *self, int64_t timeout_ns) {
     Py_END_ALLOW_THREADS
   }
   if (state == PL_RUNNING) return 0;
-  release_held(self);
+  pl_release(&self->held);
   if (state == PL_DONE) return 1;
   PyErr_SetString(PyExc_ValueError, "the pool was closed before the task was done");
   return -1;
@@ -276,6 +178,24 @@ static PyObject *task_done(PyObject *object, void *unused) {
   return is_done < 0 ? NULL : PyBool_FromLong(is_done);
 }
 
+static PyObject *task_indexes(PyObject *object, PyObject *unused) {
+  (void)unused;
+  TaskObject *self = (TaskObject *)object;
+  int is_done = is_usable(self->pool) ? look(self, 0) : -1;
+  if (is_done < 0) return NULL;
+  if (!is_done) return PyErr_Format(PyExc_ValueError, "the task is not done (wait for it)");
+  Py_ssize_t n = (Py_ssize_t)pl_task_size(self->task);
+  PyObject *indexes = PyList_New(n);
+  for (Py_ssize_t i = 0; i < n && indexes != NULL; i++) {
+    pl_entry entry = pl_task_entry(self->task, (size_t)i);
+    PyObject *index = entry.bytes != NULL
+                          ? PyBytes_FromStringAndSize((const char *)entry.bytes, (Py_ssize_t)entry.size)
+                          : Py_NewRef(Py_None);
+    if (index == NULL || PyList_SetItem(indexes, i, index)) Py_CLEAR(indexes);
+  }
+  return indexes;
+}
+
 static PyObject *task_seconds(PyObject *object, void *unused) {
   (void)unused;
   TaskObject *self = (TaskObject *)object;
@@ -284,8 +204,12 @@ static PyObject *task_seconds(PyObject *object, void *unused) {
 
 /* ---- the types ----------------------------------------------------------------------------------------------- */
 
+#define NAMED(function) (PyCFunction)(void (*)(void))function, METH_VARARGS | METH_KEYWORDS
+
 static PyMethodDef pool_methods[] = {
-    {"submit", (PyCFunction)(void (*)(void))pool_submit, METH_VARARGS | METH_KEYWORDS, "Queue a batch of crops."},
+    {"submit", NAMED(pool_submit), "Queue a batch of crops of records."},
+    {"submit_jpegs", NAMED(pool_submit_jpegs), "Queue a batch of crops of JPEG files."},
+    {"measure", NAMED(pool_measure), "Queue reading the sizes of JPEG files."},
     {"close", pool_close, METH_NOARGS, "Leave out what has not begun, and join the threads."},
     {NULL, NULL, 0, NULL},
 };
@@ -308,6 +232,7 @@ static PyType_Spec pool_spec = {.name = "paceline.data._native.Pool",
 
 static PyMethodDef task_methods[] = {
     {"wait", task_wait, METH_O, "Wait at most so many seconds; return whether the task is done."},
+    {"indexes", task_indexes, METH_NOARGS, "Return the new index entry of each image, or None."},
     {NULL, NULL, 0, NULL},
 };
 static PyGetSetDef task_values[] = {

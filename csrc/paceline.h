@@ -24,7 +24,9 @@ typedef enum {
   PL_BAD_REGION = 5,   /* a box outside the image, or an output that is too large: the caller's mistake */
   PL_TOO_LARGE = 6,    /* more than PL_MAX_PIXELS */
   PL_NO_MEMORY = 7,
-  PL_UNREADABLE = 8 /* the file under the bytes is shorter now, or its disk fails (pool.c alone finds out) */
+  PL_UNREADABLE = 8,   /* a file that is not there, is none, is empty or shorter now, or whose disk fails */
+  PL_RESIZED = 9,      /* a JPEG file of another size than the caller believed (files.c) */
+  PL_NOT_INDEXABLE = 10 /* a file that is no JPEG, or one that `pl_index_jpeg` refuses (files.c) */
 } pl_status;
 
 /* Return what a person should read of a status, e.g. "its Huffman tables are damaged". */
@@ -41,6 +43,7 @@ struct pl_tables; /* Huffman look-up tables, built once per distinct set (huffma
 
 typedef struct {
   pl_buffer coefficients, planes, rows, taps, columns;
+  pl_buffer file, plain, record; /* a JPEG file, the bytes of one of its scans, and the record that is made of it */
   struct pl_tables *tables;
 } pl_scratch;
 
@@ -75,9 +78,18 @@ typedef struct {
 /* Look at `size` bytes as a record; `record` points into them. Checks sizes, tables' extents and limits, not bits. */
 pl_status pl_record_open(const uint8_t *data, size_t size, pl_record *record);
 
-/* Write the record of a whole JPEG file into `*out` (malloc'd, `*out_size` bytes), with a seek point every `every`
- * MCUs. Return NULL, or why that cannot be done without changing a pixel, in words that end "it is ..." well. */
-const char *pl_index_jpeg(const uint8_t *file, size_t size, int every, uint8_t **out, size_t *out_size);
+#define PL_ENTRY_BYTES 32 /* of an index entry (entry.h), before the head of the record */
+
+/* A JPEG file made into a record, which stands in the scratch until its next use. */
+typedef struct {
+  uint8_t *record; /* PL_ENTRY_BYTES before it may be written too */
+  size_t size, head_bytes; /* `head_bytes`: all that lies before the bits */
+  size_t scan_at, scan_bytes; /* the file's entropy-coded data, if its bits are the record's; else 0 bytes */
+} pl_indexed;
+
+/* Make the record of a whole JPEG file, with a seek point every `every` MCUs. Return NULL, or why that cannot be done
+ * without changing a pixel, in words that end "it is ..." well. The file may lie in `scratch->file`. */
+const char *pl_index_jpeg(const uint8_t *file, size_t size, int every, pl_scratch *scratch, pl_indexed *indexed);
 
 /* ---- from a record to samples (entropy.c, idct.c, planes.c, full.c) -------------------------------------------- */
 

@@ -151,7 +151,7 @@ pl_status pl_decode_planes(const pl_record *record, pl_region pixels, pl_stage s
   region r = {.record = record};
   const pl_code_set *codes = NULL;
   if (!set_extent(&r, pixels)) return PL_BAD_REGION;
-  pl_status status = pl_tables_for(scratch->tables, record, &codes);
+  pl_status status = pl_tables_for(scratch->tables, record, false, &codes);
   if (status != PL_OK) return status;
   pl_mcu_layout(record, codes, &r.mcu);
   for (int i = 0; i < r.mcu.num_blocks; i++) r.mcu.blocks[i].only_dc = r.side[r.mcu.blocks[i].component] == 1;

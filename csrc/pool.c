@@ -3,16 +3,19 @@
  * A claim takes the lock for tens of nanoseconds, and an image takes half a millisecond and more, so nothing finer is
  * needed: 16 threads ask for it some 60,000 times a second.
  */
-#define _GNU_SOURCE /* pthread_setname_np, MADV_POPULATE_READ */
+#define _GNU_SOURCE /* pthread_setname_np */
 #include "pool.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/mman.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "reading.h"
 
 /* The kernel is asked to read this many images beyond the ones that are made, and so many at once. The threads ask, not
  * who submits: for 110 kB that takes 2 us where they are in memory, and 60 to 90 us where they must be read. From a
@@ -47,9 +50,8 @@ struct pl_task {
   pl_task *follower; /* in the queue */
   pl_image *images;
   size_t n, claimed, under_way, asked; /* `asked` >= `claimed`: up to there the kernel was asked to read */
-  pl_crop crop;
-  uint8_t *out;
-  int32_t *status;
+  pl_batch batch;
+  pl_entry *entries; /* [n] of a batch of files, else NULL */
   int64_t busy_ns;
   bool is_dropped;
   pthread_cond_t done;
@@ -88,46 +90,51 @@ static void take_out(pl_pool *pool, pl_task *task) {
 
 /* ---- what is read ahead ---------------------------------------------------------------------------------------- */
 
+/* A file to be read ahead. Its path is a copy, as its task may be freed meanwhile; memory is not touched. */
+typedef struct {
+  pl_file file;
+  char path[PATH_MAX];
+} ahead;
+
+static void copy_file(ahead *to, const pl_file *file) {
+  to->file = *file;
+  if (file->path == NULL) return;
+  size_t path_bytes = strnlen(file->path, sizeof to->path - 1);
+  memcpy(to->path, file->path, path_bytes);
+  to->path[path_bytes] = '\0'; /* longer ones are none, and nothing will be found there */
+  to->file.path = to->path;
+}
+
 /* Choose the next images to be read ahead, at most BURST, and return how many. The lock is held. */
-static size_t choose_ahead(pl_pool *pool, pl_image chosen[BURST]) {
+static size_t choose_ahead(pl_pool *pool, ahead chosen[BURST]) {
   size_t num_chosen = 0;
   for (pl_task *task = pool->first; task != NULL; task = task->follower)
     while (task->asked < task->n) {
       if (num_chosen == BURST || pool->num_ahead == AHEAD) return num_chosen;
-      chosen[num_chosen++] = task->images[task->asked++];
+      copy_file(&chosen[num_chosen++], &task->images[task->asked++].file);
       pool->num_ahead++;
     }
   return num_chosen;
 }
 
-/* Return what madvise does to the pages under an image. */
-static int advise(const pl_image *image, int advice) {
-  uintptr_t first = (uintptr_t)image->record, page = (uintptr_t)sysconf(_SC_PAGESIZE);
-  uintptr_t begin = first & ~(page - 1);
-  return madvise((void *)begin, first + image->num_bytes - begin, advice);
-}
-
-/* Return whether an image's bytes can be read: where a file was cut below its mapping, touching them would end the
- * process. Kernels before 5.14 do not say, and are believed. Costs 2 to 5 us for 25 to 110 kB (measured). */
-static bool is_readable(const pl_image *image) {
-#ifdef MADV_POPULATE_READ
-  return advise(image, MADV_POPULATE_READ) == 0 || (errno != EFAULT && errno != EHWPOISON);
-#else
-  (void)image;
-  return true;
-#endif
+static void read_ahead(const ahead *chosen) {
+  const pl_file *file = &chosen->file;
+  if (file->path != NULL)
+    pl_read_file_ahead(file->path, file->offset, file->num_bytes);
+  else if (file->bytes != NULL)
+    pl_read_ahead(file->bytes, (size_t)file->num_bytes);
 }
 
 /* ---- what threads do ------------------------------------------------------------------------------------------- */
 
-static pl_status decode(worker *self, const pl_image *image, const pl_crop *crop, uint8_t *out) {
+static pl_status decode_record(pl_scratch *scratch, const pl_image *image, const pl_crop *crop, uint8_t *out) {
   pl_record record;
-  if (self->scratch == NULL) return PL_NO_MEMORY;
-  if (!is_readable(image)) return PL_UNREADABLE;
-  pl_status status = pl_record_open(image->record, image->num_bytes, &record);
+  size_t num_bytes = (size_t)image->file.num_bytes;
+  if (!pl_is_readable(image->file.bytes, num_bytes)) return PL_UNREADABLE;
+  pl_status status = pl_record_open(image->file.bytes, num_bytes, &record);
   if (status != PL_OK) return status;
   return pl_decode_crop(&record, image->box, crop->inside, image->flip, crop->size, crop->channels, crop->stage,
-                        self->scratch, out);
+                        scratch, out);
 }
 
 /* Return the bytes that are kept, after giving back too many. */
@@ -152,31 +159,41 @@ static size_t claim(pl_pool *pool) {
   return index;
 }
 
+static pl_status make_image(pl_scratch *scratch, pl_task *task, size_t index) {
+  const pl_image *image = &task->images[index];
+  const pl_batch *batch = &task->batch;
+  const pl_crop *crop = &batch->crop;
+  if (scratch == NULL) return PL_NO_MEMORY;
+  if (batch->kind == PL_HEADERS) return pl_measure_file(&image->file, scratch, batch->sizes + 2 * index);
+  uint8_t *out = batch->out + index * (size_t)crop->channels * (size_t)crop->size * (size_t)crop->size;
+  if (batch->kind == PL_RECORDS) return decode_record(scratch, image, crop, out);
+  return pl_crop_file(&image->file, image->box, image->flip, crop, batch->sizes + 2 * index, scratch, out,
+                      &task->entries[index]);
+}
+
 /* Make one image of a task that was just claimed. Return the bytes that the thread keeps. */
 static size_t make(worker *self, pl_task *task, size_t index) {
-  const pl_image *image = &task->images[index];
-  size_t image_bytes = (size_t)task->crop.channels * (size_t)task->crop.size * (size_t)task->crop.size;
-  if (image->num_bytes > 0)
-    task->status[index] = (int32_t)decode(self, image, &task->crop, task->out + index * image_bytes);
+  const pl_file *file = &task->images[index].file;
+  if (file->path != NULL || file->bytes != NULL)
+    task->batch.status[index] = (int32_t)make_image(self->scratch, task, index);
   return keep(self);
 }
 
 static void *run(void *argument) {
   worker *self = argument;
   pl_pool *pool = self->pool;
-  pl_image ahead[BURST];
+  ahead chosen[BURST];
   pthread_mutex_lock(&pool->lock);
   for (;;) {
     while (pool->first == NULL && !pool->is_closing) pthread_cond_wait(&pool->work, &pool->lock);
     if (pool->is_closing) break;
     pl_task *task = pool->first;
     size_t index = claim(pool);
-    size_t num_ahead = choose_ahead(pool, ahead);
+    size_t num_ahead = choose_ahead(pool, chosen);
     pthread_mutex_unlock(&pool->lock);
 
     int64_t begin_ns = now_ns();
-    for (size_t i = 0; i < num_ahead; i++)
-      if (ahead[i].num_bytes > 0) (void)advise(&ahead[i], MADV_WILLNEED); /* a hint: no error is worth a word */
+    for (size_t i = 0; i < num_ahead; i++) read_ahead(&chosen[i]);
     size_t kept = make(self, task, index);
     int64_t busy_ns = now_ns() - begin_ns;
 
@@ -282,10 +299,14 @@ size_t pl_pool_scratch_bytes(pl_pool *pool) {
 
 /* ---- tasks ----------------------------------------------------------------------------------------------------- */
 
-pl_task *pl_pool_submit(pl_pool *pool, pl_image *images, size_t n, pl_crop crop, uint8_t *out, int32_t *status) {
+pl_task *pl_pool_submit(pl_pool *pool, pl_image *images, size_t n, const pl_batch *batch) {
   pl_task *task = calloc(1, sizeof(pl_task));
-  if (task == NULL) return NULL;
-  *task = (pl_task){.pool = pool, .images = images, .n = n, .crop = crop, .out = out, .status = status};
+  pl_entry *entries = batch->kind == PL_FILES ? calloc(n + 1, sizeof(pl_entry)) : NULL;
+  if (task == NULL || (entries == NULL && batch->kind == PL_FILES)) {
+    free(task);
+    return NULL;
+  }
+  *task = (pl_task){.pool = pool, .images = images, .n = n, .batch = *batch, .entries = entries};
   new_condition(&task->done);
   pthread_mutex_lock(&pool->lock);
   bool is_closed = pool->is_closing;
@@ -297,6 +318,7 @@ pl_task *pl_pool_submit(pl_pool *pool, pl_image *images, size_t n, pl_crop crop,
   pthread_mutex_unlock(&pool->lock);
   if (!is_closed) return task;
   pthread_cond_destroy(&task->done);
+  free(entries);
   free(task);
   return NULL;
 }
@@ -336,7 +358,15 @@ bool pl_task_free(pl_task *task) {
   return true;
 }
 
+size_t pl_task_size(const pl_task *task) { return task->n; }
+
+pl_entry pl_task_entry(const pl_task *task, size_t i) {
+  return task->entries != NULL ? task->entries[i] : (pl_entry){NULL, 0};
+}
+
 void pl_task_forget(pl_task *task) {
+  for (size_t i = 0; task->entries != NULL && i < task->n; i++) free(task->entries[i].bytes);
+  free(task->entries);
   free(task->images);
   free(task);
 }

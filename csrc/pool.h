@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-#include "paceline.h"
+#include "files.h"
 
 #define PL_MAX_THREADS 1024
 
@@ -20,19 +20,23 @@
 typedef struct pl_pool pl_pool;
 typedef struct pl_task pl_task;
 
-/* One image of a batch. `num_bytes` 0 leaves its output and its status alone. */
+/* One image of a batch. Without a path and without bytes its output and its status are left alone. */
 typedef struct {
-  const uint8_t *record;
-  size_t num_bytes;
+  pl_file file; /* a record's bytes, too */
   pl_box box;
   int flip;
 } pl_image;
 
-/* What all images of a batch have in common; as in `pl_decode_crop`. */
+typedef enum { PL_RECORDS, PL_FILES, PL_HEADERS } pl_kind; /* crops of records, crops of JPEG files, or files' sizes */
+
+/* What is done with the `n` images of a batch, and where it goes. */
 typedef struct {
-  int inside, size, channels;
-  pl_stage stage;
-} pl_crop;
+  pl_kind kind;
+  pl_crop crop;
+  uint8_t *out;    /* [n, channels, size, size] */
+  int32_t *sizes;  /* [n, 2], of files and headers: height and width, upright */
+  int32_t *status; /* [n], of `pl_status` */
+} pl_batch;
 
 /* Start `num_threads` threads, 1 to PL_MAX_THREADS. Return NULL and say why in `*error` (an errno). */
 pl_pool *pl_pool_new(int num_threads, int *error);
@@ -51,10 +55,10 @@ bool pl_pool_is_mine(const pl_pool *pool);
 /* Return the bytes that the threads keep from image to image. */
 size_t pl_pool_scratch_bytes(pl_pool *pool);
 
-/* Queue a batch of `n` images; the task owns `images`, which came from malloc. What the images, `out` ([n, channels,
- * size, size]) and `status` ([n], of `pl_status`) point to must stand until the task is done or freed. Return NULL
- * where the pool is closed, or there is no memory: `images` is the caller's then. */
-pl_task *pl_pool_submit(pl_pool *pool, pl_image *images, size_t n, pl_crop crop, uint8_t *out, int32_t *status);
+/* Queue a batch of `n` images; the task owns `images`, which came from malloc. What the images and `batch` point to
+ * must stand until the task is done or freed. Return NULL where the pool is closed, or there is no memory: `images` is
+ * the caller's then. */
+pl_task *pl_pool_submit(pl_pool *pool, pl_image *images, size_t n, const pl_batch *batch);
 
 typedef enum { PL_RUNNING = 0, PL_DONE = 1, PL_DROPPED = 2 } pl_task_state;
 
@@ -63,6 +67,12 @@ pl_task_state pl_task_wait(pl_task *task, int64_t timeout_ns);
 
 /* Return the nanoseconds that the threads have spent on a task so far, all of them together. */
 int64_t pl_task_busy_ns(pl_task *task);
+
+/* Return the number of images of a task. */
+size_t pl_task_size(const pl_task *task);
+
+/* Return the index entry that was made of image `i` of a task that is done. It stands until the task is freed. */
+pl_entry pl_task_entry(const pl_task *task, size_t i);
 
 /* Leave out what has not begun, wait for the images under way, and free the task. Return false where one hangs: then
  * the task is not freed, and what its images lie in must stand. */

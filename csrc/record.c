@@ -18,6 +18,8 @@ const char *pl_reason(pl_status status) {
     case PL_TOO_LARGE: return "it is larger than 128,000,000 pixels";
     case PL_NO_MEMORY: return "there is not enough memory for it";
     case PL_UNREADABLE: return "its bytes cannot be read: the file was cut, or the disk fails";
+    case PL_RESIZED: return "it has another size than before";
+    case PL_NOT_INDEXABLE: return "it is no JPEG file that the native core decodes";
   }
   return "unknown status";
 }

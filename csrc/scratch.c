@@ -24,13 +24,17 @@ void pl_scratch_free(pl_scratch *scratch) {
   free(scratch->rows.data);
   free(scratch->taps.data);
   free(scratch->columns.data);
+  free(scratch->file.data);
+  free(scratch->plain.data);
+  free(scratch->record.data);
   pl_tables_free(scratch->tables);
   free(scratch);
 }
 
 size_t pl_scratch_bytes(const pl_scratch *scratch) {
   return sizeof *scratch + scratch->coefficients.size + scratch->planes.size + scratch->rows.size +
-         scratch->taps.size + scratch->columns.size + pl_tables_bytes(scratch->tables);
+         scratch->taps.size + scratch->columns.size + scratch->file.size + scratch->plain.size +
+         scratch->record.size + pl_tables_bytes(scratch->tables);
 }
 
 void *pl_reserve(pl_buffer *buffer, size_t size) {

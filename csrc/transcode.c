@@ -53,6 +53,7 @@ typedef struct {
   encoder dc[2], ac[2];
   int32_t predictors[3];
   pl_writer *writer;
+  pl_buffer *record;
 } work;
 
 static void make_encoder(const uint8_t *table, encoder *made) {
@@ -148,7 +149,7 @@ static const char *write_record(work *w) {
   for (int i = 0; i < 4; i++) {
     if (tables[i] != NULL) make_encoder(tables[i], i % 2 == 0 ? &w->dc[i / 2] : &w->ac[i / 2]);
   }
-  if (!pl_writer_open(w->writer, w->shape, quant, tables, max_bytes)) return "too large for this memory";
+  if (!pl_writer_open(w->writer, w->record, w->shape, quant, tables, max_bytes)) return "too large for this memory";
   for (int y = 0; y < w->shape->mcus_y; y++) {
     for (int x = 0; x < w->shape->mcus_x; x++) {
       if (x % w->shape->every == 0) pl_writer_point(w->writer, pl_writer_position(w->writer), w->predictors);
@@ -158,14 +159,11 @@ static const char *write_record(work *w) {
   return NULL;
 }
 
-const char *pl_transcode(pl_jpeg *jpeg, pl_scan *scan, pl_record *shape, pl_writer *writer) {
+const char *pl_transcode(pl_jpeg *jpeg, pl_scan *scan, pl_record *shape, pl_scratch *scratch, pl_writer *writer) {
   pl_coefficients coefficients;
-  const char *reason = pl_coefficients_read(jpeg, scan, shape, &coefficients);
-  if (reason == NULL) {
-    for (int c = 0; c < shape->components; c++) shape->dc_table[c] = shape->ac_table[c] = c > 0;
-    work w = {.shape = shape, .coefficients = &coefficients, .writer = writer};
-    reason = write_record(&w);
-  }
-  pl_coefficients_free(&coefficients);
-  return reason;
+  const char *reason = pl_coefficients_read(jpeg, scan, shape, scratch, &coefficients);
+  if (reason != NULL) return reason;
+  for (int c = 0; c < shape->components; c++) shape->dc_table[c] = shape->ac_table[c] = c > 0;
+  work w = {.shape = shape, .coefficients = &coefficients, .writer = writer, .record = &scratch->record};
+  return write_record(&w);
 }

@@ -1,7 +1,6 @@
 /* Lays a record out as its header is known, and adds points and bits as they come. */
 #include "writer.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "bytes.h"
@@ -27,7 +26,7 @@ static void write_header(uint8_t *data, const pl_record *shape) {
   pl_put_little32(data + 20, (uint32_t)(shape->mcus_y * shape->points_x));
 }
 
-bool pl_writer_open(pl_writer *writer, const pl_record *shape, const uint16_t *const quant[3],
+bool pl_writer_open(pl_writer *writer, pl_buffer *buffer, const pl_record *shape, const uint16_t *const quant[3],
                     const uint8_t *const tables[4], size_t max_scan_bytes) {
   size_t huffman_bytes = tables_bytes(tables), num_points = (size_t)shape->mcus_y * (size_t)shape->points_x;
   size_t at = PL_HEADER_BYTES + 128 * (size_t)shape->components;
@@ -35,9 +34,10 @@ bool pl_writer_open(pl_writer *writer, const pl_record *shape, const uint16_t *c
   writer->point_at = (size_t)pl_round_up4(at + huffman_bytes);
   writer->points_end = writer->point_at + num_points * PL_POINT_BYTES;
   writer->bits_at = writer->at = (size_t)pl_round_up4(writer->points_end);
-  writer->size = writer->bits_at + max_scan_bytes + PL_TAIL_BYTES;
-  uint8_t *data = writer->data = calloc(writer->size, 1);
-  if (data == NULL) return false;
+  uint8_t *memory = pl_reserve(buffer, PL_ENTRY_BYTES + writer->bits_at + max_scan_bytes + PL_TAIL_BYTES);
+  if (memory == NULL) return false;
+  uint8_t *data = writer->data = memory + PL_ENTRY_BYTES;
+  memset(data, 0, writer->bits_at);
   write_header(data, shape);
   pl_put_little32(data + 28, (uint32_t)huffman_bytes);
   for (int c = 0; c < shape->components; c++) {
@@ -88,10 +88,23 @@ void pl_writer_copy(pl_writer *writer, const uint8_t *bytes, uint64_t from, uint
   }
 }
 
-uint8_t *pl_writer_close(pl_writer *writer, size_t *size) {
+void pl_writer_tables(const pl_writer *writer, pl_record *record) {
+  record->huffman = writer->data + PL_HEADER_BYTES + 128 * (size_t)record->components;
+  record->huffman_bytes = pl_little32(writer->data + 28);
+  record->huffman_mask = writer->data[18];
+}
+
+uint8_t *pl_writer_next(pl_writer *writer) { return writer->data + writer->at; }
+
+void pl_writer_take(pl_writer *writer, uint64_t num_bits) {
+  writer->at += (size_t)(num_bits / 8);
+  writer->num_held = (uint32_t)(num_bits % 8);
+  if (writer->num_held > 0) writer->held = (uint64_t)writer->data[writer->at] >> (8 - writer->num_held);
+}
+
+size_t pl_writer_close(pl_writer *writer) {
   if (writer->num_held > 0) pl_writer_put(writer, 0xff, 8 - writer->num_held);
   pl_put_little32(writer->data + 24, (uint32_t)(writer->at - writer->bits_at));
-  *size = writer->at + PL_TAIL_BYTES;
-  uint8_t *smaller = realloc(writer->data, *size);
-  return smaller == NULL ? writer->data : smaller;
+  memset(writer->data + writer->at, 0, PL_TAIL_BYTES);
+  return writer->at + PL_TAIL_BYTES;
 }

@@ -131,20 +131,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static bool has_begun;
   if (!has_begun) has_begun = atexit(report) == 0;
   if (size < NUM_PARAMETERS) return 0;
-  uint8_t *made = NULL;
-  size_t made_bytes = 0, file_bytes = size - NUM_PARAMETERS;
+  static pl_scratch *scratch;
+  if (scratch == NULL || pl_scratch_bytes(scratch) > (64 << 20)) {
+    pl_scratch_free(scratch);
+    scratch = pl_scratch_new();
+  }
+  if (scratch == NULL) exit(2);
+  pl_indexed indexed;
+  size_t file_bytes = size - NUM_PARAMETERS;
   int every = data[size - 1] > 0 ? data[size - 1] : 8;
-  if (pl_index_jpeg(data, file_bytes, every, &made, &made_bytes) != NULL) {
+  if (pl_index_jpeg(data, file_bytes, every, scratch, &indexed) != NULL) {
     num_refused++;
     return 0;
   }
   pl_record record;
-  if (pl_record_open(made, made_bytes, &record) != PL_OK) fail("a record of our own does not open");
+  if (pl_record_open(indexed.record, indexed.size, &record) != PL_OK) fail("a record of our own does not open");
   if ((int64_t)record.width * record.height <= FEW_PIXELS) {
     compare(data, file_bytes, record);
     num_compared++;
   }
-  free(made);
   return 0;
 }
 

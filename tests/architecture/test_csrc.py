@@ -6,7 +6,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
 SOURCES = sorted([*CSRC.glob("*.[ch]"), *CSRC.glob("fuzz/*.[ch]")])
-BINDING = ("arguments.c", "binding.h", "module.c", "module_mapped.c", "module_move.c", "module_pool.c")
+BINDING = (
+    "arguments.c",
+    "binding.h",
+    "module.c",
+    "module_batch.c",
+    "module_batch.h",
+    "module_mapped.c",
+    "module_move.c",
+    "module_pool.c",
+)
 """The files that may know Python."""
 
 

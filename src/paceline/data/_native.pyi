@@ -24,6 +24,13 @@ class Task:
     def wait(self, timeout_s: float, /) -> bool:
         """Wait up to `timeout_s` seconds, and return `done`."""
 
+    def indexes(self) -> list[bytes | None]:
+        """Return the new index entry of each image that `submit_jpegs` decoded without a valid one, else None.
+
+        None also for files that cannot have an entry: see docs/reference/indexed-jpeg.md. Raise ValueError before the
+        task is done.
+        """
+
 @final
 class Pool:
     """Native threads that process images in order of submission. Not usable in a forked child."""
@@ -53,6 +60,43 @@ class Pool:
         Everything is copied except the shards, `out` and `status`. Raise TypeError or ValueError for memory of another
         type or size, an image outside its shard, or a closed pool.
         """
+
+    def submit_jpegs(
+        self,
+        files: Sequence[bytes | memoryview | None],  # absolute path, content, or None: nothing is touched
+        offsets: Buffer,  # uint64 [N], in bytes: a part of the file at a path
+        lengths: Buffer,  # uint64 [N], in bytes; offset and length 0: the whole file
+        index_buffers: Sequence[Buffer],
+        index_of: Buffer,  # int32 [N]: number of the index buffer
+        index_offsets: Buffer,  # uint64 [N], in bytes
+        index_lengths: Buffer,  # uint64 [N], in bytes; 0: no index entry
+        boxes: Buffer,  # float64 [N, 4], each a `CropBox`
+        flips: Buffer,  # uint8 or bool [N]
+        inside: bool,
+        size: int,
+        channels: int,
+        sizes: Buffer,  # int32 [N, 2]: upright height and width for which `boxes` was computed; corrected if RESIZED
+        out: Buffer,  # uint8 [N, channels, size, size]
+        status: Buffer,  # int32 [N]: 0 for a decoded image, else a code for `reason`
+        stage: int = 0,
+    ) -> Task:
+        """Queue a batch of N crops of JPEG files; the pixels are those of `submit` for the records of the files.
+
+        A file is decoded with its index entry if the entry was made from the same bytes, else by walking through all
+        of its bits; see `Task.indexes`. An image of another size than `sizes` gets the status RESIZED. Paths are
+        opened and read by the threads, and prefetched. Memory is held until the task is done. Errors are as in
+        `submit`.
+        """
+
+    def measure(
+        self,
+        files: Sequence[bytes | memoryview | None],  # as in `submit_jpegs`, and so are the next two
+        offsets: Buffer,
+        lengths: Buffer,
+        sizes: Buffer,  # int32 [N, 2]: receives the upright height and width, or zeros
+        status: Buffer,  # int32 [N]: 0 for a JPEG file that may be indexable, else a code for `reason`
+    ) -> Task:
+        """Queue reading the headers of N JPEG files."""
 
     def close(self) -> None:
         """Cancel queued images, and join the threads; one that hangs is abandoned after two seconds."""

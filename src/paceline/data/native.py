@@ -9,11 +9,15 @@ if TYPE_CHECKING:
     from paceline.data._native import Mapped, Pool
 
 # Version of the interface below; an extension with another version is not used.
-VERSION: Final = 2
+VERSION: Final = 3
 # Largest output height and width in pixels (`PL_MAX_OUTPUT`).
 MAX_SIDE: Final = 4096
 # Largest number of threads of a pool (`PL_MAX_THREADS`).
 MAX_THREADS: Final = 1024
+# Status of an image whose file has another size than `boxes` was computed for (`PL_RESIZED`).
+RESIZED: Final = 9
+# Status of a file that only Pillow reads, if anything does (`PL_NOT_INDEXABLE`).
+NOT_INDEXABLE: Final = 10
 # Message for the user if `load_native()` returns None.
 NATIVE_MISSING_MESSAGE: Final = (
     "the native core was not built, so Pillow decodes JPEGs, several times slower "
