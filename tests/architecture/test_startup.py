@@ -84,6 +84,12 @@ def test_a_run_prints_its_first_line_before_it_imports_anything_heavy(tmp_path, 
     assert packages & (HEAVY | {"scipy", "pandas", "PIL"}) == set()
 
 
+def test_other_verbs_search_no_cycles_while_they_import_torch_either():
+    said, packages = loaded(AT_TORCH + RUN, "probe", "digits")
+    assert said.splitlines()[-1] == "cycles are not searched"
+    assert packages & HEAVY == set()
+
+
 def test_the_process_that_starts_ranks_loads_nothing_heavy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     started = "import paceline.cli.train as train\ntrain.start_ranks = lambda ranks, *_, **__: print(ranks) or 0\n"

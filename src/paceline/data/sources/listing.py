@@ -155,18 +155,23 @@ class FolderLister:
         return stamp[0] in self._file_systems and max(stamp[2:]) / 1e9 < now_s - _MIN_QUIET_S
 
     def _sort_entries(self, entries: Iterable[os.DirEntry[str]]) -> FolderListing:
-        listing = FolderListing([], [], [])
+        images, others, folders = [], [], []
+        faults = {}
         for entry in entries:
-            name = os.fsencode(entry.name)
-            if self._is_image(entry.name):
-                listing.images.append(name)
+            name = entry.name
+            if self._is_image(name):
+                images.append(name)
                 if fault := find_fault(entry):
-                    listing.faults[name] = fault
+                    faults[os.fsencode(name)] = fault
             elif entry_kind(entry) == "folder":
-                listing.folders.append(name)
+                folders.append(name)
             else:
-                listing.others.append(name)
-        return listing
+                others.append(name)
+        return FolderListing(_encode(images), _encode(others), _encode(folders), faults)
+
+
+def _encode(names: list[str]) -> list[bytes]:
+    return os.fsencode("\0".join(names)).split(_SEPARATOR) if names else []  # four times as fast as one by one
 
 
 def _have_links(entries: Iterable[os.DirEntry[str]]) -> bool:
