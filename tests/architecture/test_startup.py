@@ -98,6 +98,12 @@ def test_the_process_that_starts_ranks_loads_nothing_heavy(tmp_path, monkeypatch
     assert packages & (HEAVY | {"numpy", "scipy", "pandas", "PIL"}) == set()
 
 
+def test_a_script_that_starts_ranks_loads_no_torch():
+    _, packages = loaded("import paceline.cli.python_api, paceline.cli.python_ranks\ntell()")
+    assert "paceline" in packages
+    assert packages & HEAVY == set()
+
+
 def test_reading_digits_loads_no_scikit_learn():
     code = "from paceline.data.sources.builtin import load_digits\nprint(len(load_digits().train))\ntell()"
     said, packages = loaded(code)
