@@ -43,11 +43,11 @@ def test_the_environment_is_read_only_by_the_command_line_and_the_world(modules,
 def test_time_is_read_only_by_the_clock_and_at_the_edges(modules, none_of):
     """Everything that is reported comes from `measure`. `cli` stamps the start of the process, `parallel/launch.py`
     waits for processes, `parallel/heartbeat.py`, `watchdog.py` and `rendezvous.py` for ranks that may never answer,
-    and `data/remote/http.py` for servers that may never finish.
+    `data/remote/http.py` for servers that may never finish, and `data/sources/listing.py` for the age of folders.
     """
     found = importers(modules, {"time"})
     waiting = tuple(f"parallel/{name}.py" for name in ("launch", "heartbeat", "watchdog", "rendezvous"))
-    none_of(outside(found, "measure/", "cli/", "data/remote/http.py", *waiting))
+    none_of(outside(found, "measure/", "cli/", "data/remote/http.py", "data/sources/listing.py", *waiting))
 
 
 def test_pickle_is_imported_only_where_it_is_fenced_in(modules, none_of):

@@ -61,6 +61,56 @@ def test_what_should_answer_at_once_loads_nothing_heavy(words, says):
     assert packages & HEAVY == set()
 
 
+AT_TORCH = """
+import gc, os
+class AtTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print("cycles are searched" if gc.isenabled() else "cycles are not searched", flush=True)
+            tell()
+            sys.stderr.flush()
+            os._exit(0)
+sys.meta_path.insert(0, AtTorch())
+"""
+"""Ends a process as soon as it imports torch."""
+
+
+def test_a_run_prints_its_first_line_before_it_imports_anything_heavy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said, packages = loaded(AT_TORCH + RUN, "train", "digits")
+    first, last = said.splitlines()
+    assert "starting 1 rank" in first
+    assert last == "cycles are not searched"  # which would take a quarter of the time to import torch
+    assert packages & (HEAVY | {"scipy", "pandas", "PIL"}) == set()
+
+
+def test_other_verbs_search_no_cycles_while_they_import_torch_either():
+    said, packages = loaded(AT_TORCH + RUN, "probe", "digits")
+    assert said.splitlines()[-1] == "cycles are not searched"
+    assert packages & HEAVY == set()
+
+
+def test_the_process_that_starts_ranks_loads_nothing_heavy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    started = "import paceline.cli.train as train\ntrain.start_ranks = lambda ranks, *_, **__: print(ranks) or 0\n"
+    said, packages = loaded(started + RUN, "train", "digits", "--ranks", "2", "--oversubscribe")
+    assert said.splitlines()[-1] == "2"
+    assert packages & (HEAVY | {"numpy", "scipy", "pandas", "PIL"}) == set()
+
+
+def test_a_script_that_starts_ranks_loads_no_torch():
+    _, packages = loaded("import paceline.cli.python_api, paceline.cli.python_ranks\ntell()")
+    assert "paceline" in packages
+    assert packages & HEAVY == set()
+
+
+def test_reading_digits_loads_no_scikit_learn():
+    code = "from paceline.data.sources.builtin import load_digits\nprint(len(load_digits().train))\ntell()"
+    said, packages = loaded(code)
+    assert said == "1438\n"
+    assert packages & {"sklearn", "scipy", "pandas"} == set()
+
+
 def test_every_torch_free_module_can_be_imported_without_torch(modules):
     """Torch is hidden, so that an import of it would fail, wherever it stands."""
     names = [name for name, module in modules.items() if module.package in {"core", "recipe", "report", "cluster"}]

@@ -13,7 +13,7 @@ import typer
 
 # Nothing here may import torch: `paceline --help` and completion answer without it.
 from paceline.cli import start_time  # noqa: F401  first, because it takes the start time
-from paceline.cli.app import app
+from paceline.cli.app import app, program_for
 from paceline.cli.old_spellings import rewrite_scale
 from paceline.core.console import ConsoleLostError, lost_output_reason, progress_console, secure_console
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
@@ -64,7 +64,8 @@ def _flush_stdout(code: int) -> int:
 def _run() -> int:
     try:
         sys.argv = _with_current_verb(without_local_rank(sys.argv, os.environ))
-        code = print_completions(sys.argv[2:]) if sys.argv[1:2] == [COMPLETE] else app(standalone_mode=False)
+        args = sys.argv[1:]
+        code = print_completions(args[1:]) if args[:1] == [COMPLETE] else program_for(args)(standalone_mode=False)
         sys.stdout.flush()  # raises for a closed pipe while errors are still reported
     except BaseException as error:
         progress_console(as_json=False)  # the error decides the exit code, so a failing flush is ignored

@@ -12,6 +12,7 @@ from paceline.cli.options import EvalOptions
 from paceline.cli.ranks import enter_world, ranks_to_start, start_ranks
 from paceline.cli.start_line import announce, describe_hardware
 from paceline.core.errors import PacelineError, RecipeError
+from paceline.core.imports import fast_imports
 from paceline.core.run_dir import RunDir, checkpoint_name
 from paceline.core.units import count
 from paceline.data.files import expand_path, printable
@@ -40,7 +41,7 @@ def evaluate(options: EvalOptions) -> int:
     notes = announce(f"evaluating {rundir.path} on {on}")
     if world.launcher == "single" and num_ranks > 1:
         return start_ranks(num_ranks, options.port, [])
-    with notes:
+    with notes, fast_imports():
         from paceline.training.calibration import write_temperature
         from paceline.training.checkpoint import CheckpointStorage, KeepPolicy
         from paceline.training.eval_outputs import discard, output_dir

@@ -10,6 +10,7 @@ from paceline.cli.options import ExportOptions
 from paceline.cli.start_line import announce
 from paceline.cli.tables import print_rows
 from paceline.core.errors import RecipeError, suggest_similar
+from paceline.core.imports import fast_imports
 from paceline.core.results import printable_class_name
 from paceline.core.run_dir import RunDir
 from paceline.core.units import size
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def export(options: ExportOptions) -> int:
     """Run `paceline export`, and return the exit code."""
     RunDir.existing(options.run)
-    with announce(f"exporting {options.run}"):
+    with announce(f"exporting {options.run}"), fast_imports():
         from paceline.inference.export import ExportFormatName, build_export_format, check_out_path, export_classifier
 
     names, format = get_args(ExportFormatName), options.format

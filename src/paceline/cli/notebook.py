@@ -6,13 +6,15 @@ from collections import deque
 from collections.abc import Callable
 from html import escape
 from importlib import import_module
-from typing import Any, Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
 
 from paceline.cli.train_progress import TrainProgress, build_train_progress
 from paceline.core.units import duration, per_second
 from paceline.data.files import printable_lines
 from paceline.training.logging.base import LogSink, StepRecord
-from paceline.training.process import ProgressReporter
+
+if TYPE_CHECKING:  # it imports torch
+    from paceline.training.process import ProgressReporter
 
 _REDRAW_S: Final = 0.5
 _MAX_LINES: Final = 12
@@ -127,7 +129,7 @@ def open_view() -> NotebookView:
 class NotebookProgress(TrainProgress):
     """Progress of the run in this process, drawn in a `view`."""
 
-    def __init__(self, view: NotebookView, position: ProgressReporter | None = None) -> None:
+    def __init__(self, view: NotebookView, position: "ProgressReporter | None" = None) -> None:
         super().__init__(position, time.monotonic)
         self._view = view
 
@@ -145,7 +147,7 @@ class NotebookProgress(TrainProgress):
         self._view.close()
 
 
-def build_progress(out: TextIO, position: ProgressReporter, *, before_start: Callable[[], None]) -> LogSink:
+def build_progress(out: TextIO, position: "ProgressReporter", *, before_start: Callable[[], None]) -> LogSink:
     """Return an output that is redrawn for a notebook, else the progress of `build_train_progress`."""
     if not is_notebook() or out is not sys.stdout:
         return build_train_progress(out, position, before_start=before_start)

@@ -15,6 +15,7 @@ from paceline.cli.ranks import enter_world
 from paceline.cli.start_line import announce
 from paceline.core.csv_cells import to_cell
 from paceline.core.errors import RecipeError, suggest_similar
+from paceline.core.imports import fast_imports
 from paceline.core.run_dir import RunDir
 from paceline.core.units import count, share
 from paceline.data.files import printable
@@ -38,7 +39,7 @@ def predict(options: PredictOptions) -> int:
         raise RecipeError(f"--format: {options.format} has no effect with --json (leave one of them out)")
     rate = None if options.reject is None else _parse_rate(options.reject)
     RunDir.existing(options.run)
-    with announce(f"loading {options.run}"):
+    with announce(f"loading {options.run}"), fast_imports():
         from paceline.core.host import rank_cores
         from paceline.inference.classifier import load_classifier
         from paceline.inference.images import STDIN_NAME, list_images

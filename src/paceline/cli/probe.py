@@ -11,6 +11,7 @@ from paceline.cli.options import ProbeOptions
 from paceline.cli.start_line import announce
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.files import make_folder
+from paceline.core.imports import fast_imports
 from paceline.core.probe_result import ProbedImage, ProbeResult
 from paceline.core.run_dir import RunDir, is_run, write_atomic
 from paceline.core.units import count, size
@@ -56,7 +57,7 @@ def probe(options: ProbeOptions) -> int:
             raise RecipeError(f"--checkpoint: {options.checkpoint} has no effect without a run (leave it out)")
         loaded = with_weights_defaults(loaded)
     _refuse_content(options.run_dir)
-    with announce(f"probing {printable(name)}"):
+    with announce(f"probing {printable(name)}"), fast_imports():
         from paceline.inference.probe.answers import answer, check_labels
         from paceline.inference.probe.backbone import compute_features
         from paceline.inference.probe.cache import FeatureCache

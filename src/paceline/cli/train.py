@@ -15,6 +15,7 @@ from paceline.cli.start_line import WaitNotes, starting_message
 from paceline.cli.start_time import START_TIME_S
 from paceline.core.console import progress_console
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError, WorldError
+from paceline.core.imports import fast_imports
 from paceline.core.json_file import read_json
 from paceline.core.process import ignore_stop_signals
 from paceline.core.results import RunResult
@@ -204,12 +205,12 @@ def _run_rank(
     request: TrainRequest,
     notes: WaitNotes,
 ) -> RunResult:
-    from paceline.cli.notebook import build_progress
-    from paceline.cli.report import try_write_report
-    from paceline.parallel.launch import flight_recorder_environ
-    from paceline.training.process import Invocation, ProgressReporter
-    from paceline.training.resume import read_final_result
-    from paceline.training.run import run
+    with fast_imports():
+        from paceline.cli.notebook import build_progress
+        from paceline.parallel.launch import flight_recorder_environ
+        from paceline.training.process import Invocation, ProgressReporter
+        from paceline.training.resume import read_final_result
+        from paceline.training.run import run
 
     if count_gpus(os.environ):
         for variable, value in flight_recorder_environ(rundir.path).items():
@@ -250,6 +251,8 @@ def _run_rank(
     if is_new:
         result = _update_account(result, rundir, request)  # so that the report has it
     if world.is_main and loaded.recipe.log.report == "on" and has_time and not has_report:
+        from paceline.cli.report import try_write_report  # not before the first step
+
         try_write_report(rundir)
         if is_new:
             result = _update_account(result, rundir, request)

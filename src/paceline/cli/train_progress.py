@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
@@ -17,7 +17,9 @@ from paceline.data.files import printable_lines
 from paceline.measure.time_estimate import PlannedWork, RunEstimator
 from paceline.recipe.plan import Plan
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord
-from paceline.training.process import ProgressReporter
+
+if TYPE_CHECKING:  # it imports torch
+    from paceline.training.process import ProgressReporter
 
 GetPosition = Callable[[], tuple[int, str]]
 """Return the number of completed steps and the current stage."""
@@ -44,7 +46,7 @@ class TrainProgress(LogSink):
         """The run's estimator; one of its own, which counts no pauses, before the run has one."""
         return self.get_estimator() or self._own_pace
 
-    def follow(self, position: ProgressReporter) -> None:
+    def follow(self, position: "ProgressReporter") -> None:
         """Use the estimator of the run at `position`, and print its estimate."""
         self.get_estimator = lambda: position.estimator
         position.on_estimate = self.estimated
@@ -229,7 +231,7 @@ class _Bar(Progress):
 
 
 def build_train_progress(
-    out: TextIO, position: ProgressReporter | None = None, *, before_start: Callable[[], None] = lambda: None
+    out: TextIO, position: "ProgressReporter | None" = None, *, before_start: Callable[[], None] = lambda: None
 ) -> LogSink:
     """Return a live bar for a terminal, else plain lines; `position` is that of the run.
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -218,7 +219,7 @@ class RunDir:
     def claim(cls, recipe_name: str, now: datetime) -> "RunDir":
         """Create a new folder `runs/RECIPE-TIME`, numbered if the name is taken. Raise `RecipeError` on failure."""
         stem = Path("runs") / f"{recipe_name}-{now:%Y%m%d-%H%M%S}"
-        for path in (stem, *(stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))):
+        for path in chain([stem], (stem.with_name(f"{stem.name}-{number}") for number in range(2, 1000))):
             try:
                 path.mkdir(parents=True)  # fails if it exists, so of several processes one gets the name
             except FileExistsError:

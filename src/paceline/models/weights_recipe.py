@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.run_dir import RECIPE, is_run
-from paceline.models.published import NotCachedError, PublishedWeights, find_published_weights
 from paceline.recipe.load import LayerStack, LoadedRecipe, load, validate
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.model import is_published
 from paceline.recipe.schema.source import Cifar10, Cifar100, Digits, FashionMnist, Synthetic
+
+if TYPE_CHECKING:  # most recipes have no published weights, whose module imports an HTTP client
+    from paceline.models.published import PublishedWeights
 
 _FIELDS: Final = ("mean", "std", "interpolation", "eval_resize", "eval_crop", "auto_image_size")
 _PIXEL_SOURCES: Final = (Digits, Synthetic, Cifar10, Cifar100, FashionMnist)
@@ -31,6 +33,8 @@ def with_weights_defaults(loaded: LoadedRecipe, *, may_download: bool = True) ->
     model = loaded.recipe.model
     if not is_published(model.weights):
         return loaded
+    from paceline.models.published import find_published_weights
+
     inherited = _inherited_fields(loaded, may_download=may_download)
     stack, base = loaded.stack.without(inherited), loaded.base.without(inherited)
     # The recipe of a run names all fields, so that a resumed run needs neither the weights nor their description.
@@ -49,6 +53,10 @@ def with_weights_defaults(loaded: LoadedRecipe, *, may_download: bool = True) ->
 
 def with_cached_weights_defaults(loaded: LoadedRecipe) -> tuple[LoadedRecipe, str]:
     """Return `with_weights_defaults` without a request to the network, and a note if that leaves fields unknown."""
+    if not is_published(loaded.recipe.model.weights):
+        return loaded, ""
+    from paceline.models.published import NotCachedError
+
     try:
         return with_weights_defaults(loaded, may_download=False), ""
     except NotCachedError:
@@ -81,7 +89,7 @@ def _is_set(stack: LayerStack, field: str) -> bool:
     return stack.origin(f"data.{field}") != "default"
 
 
-def _with_values(stack: LayerStack, values: Mapping[str, Any], weights: PublishedWeights) -> LayerStack:
+def _with_values(stack: LayerStack, values: Mapping[str, Any], weights: "PublishedWeights") -> LayerStack:
     given = stack.values.get("model", {}).get("args", {})
     args = {f"model.args.{name}": value for name, value in weights.args.items() if name not in given}
     return stack.with_defaults({**values, **args}, weights.name)
@@ -102,6 +110,8 @@ def _inherited_fields(loaded: LoadedRecipe, *, may_download: bool) -> frozenset[
         values: Mapping[str, Any] = {}
         args: Mapping[str, Any] = {}
         if is_published(before.model.weights):
+            from paceline.models.published import find_published_weights
+
             with suppress(RecipeError):  # they may be gone
                 weights = find_published_weights(before.model, may_download=may_download)
                 values, args = _preprocessing(before.data, weights, may_stretch=True), weights.args
@@ -117,7 +127,7 @@ def _inherited_fields(loaded: LoadedRecipe, *, may_download: bool) -> frozenset[
     return frozenset(inherited)
 
 
-def _preprocessing(data: Data, weights: PublishedWeights, *, may_stretch: bool) -> dict[str, Any]:
+def _preprocessing(data: Data, weights: "PublishedWeights", *, may_stretch: bool) -> dict[str, Any]:
     """Return fields of `data` by dotted path; without `may_stretch`, images are cropped for any `weights`."""
     config, source = weights.config, data.source
     values: dict[str, Any] = {}

@@ -44,7 +44,7 @@ from paceline.core.errors import RecipeError
 def verb(standalone_mode):
     print("a line that is held back to the end")
     raise RecipeError("x: 1 is refused (write 2)")
-paceline.cli.app = verb
+paceline.cli.program_for = lambda args: verb
 sys.stdout = open("/dev/full", "w")
 paceline.cli.main()
 """

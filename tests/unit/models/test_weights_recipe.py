@@ -79,7 +79,7 @@ def test_sources_that_only_their_data_tell_about_are_planned_as_their_images_are
 
 def test_arguments_of_the_weights_lie_below_those_of_the_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     published = PublishedWeights("hub", "url", {"crop_mode": "squash"}, {"depth": 3, "class_token": False})
-    monkeypatch.setattr("paceline.models.weights_recipe.find_published_weights", lambda section, **_: published)
+    monkeypatch.setattr("paceline.models.published.find_published_weights", lambda section, **_: published)
     given = [f"data.{each}" for each in ("mean=auto", "std=auto", "interpolation=bilinear", "image_size=64")]
     recipe = loaded("folder", *VIT, *given, "model.args={depth: 4}").recipe
     assert recipe.model.args == {"depth": 4, "class_token": False}

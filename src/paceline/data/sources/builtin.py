@@ -1,5 +1,8 @@
 """Datasets that need no files: scikit-learn's digits and synthetic images."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,16 +29,28 @@ _SYNTHETIC_STD = (2 * (128**2 - 1) / 12) ** 0.5 / 255
 
 def load_digits() -> Datasets:
     """Load scikit-learn's 1,797 digits as uint8 [N, 8, 8, 1]; a fixed fifth of each class is for validation."""
-    from sklearn import datasets
-
-    digits = datasets.load_digits()
-    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]  # from 0..16
-    labels = digits.target.astype(np.int64)
+    pixels, labels = _read_digits()
+    images = np.rint(pixels * (255 / 16)).astype(np.uint8)[..., None]  # from 0..16
     names = (f"{label}/{position}".encode() for position, label in enumerate(labels))
     val = select_validation(labels, names, fraction=0.2, seed=_DIGITS_SPLIT_SEED)
     return Datasets(
         _build_digits_split("train", images[~val], labels[~val]), _build_digits_split("val", images[val], labels[val])
     )
+
+
+def _read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return scikit-learn's pixels, 0 to 16, float64 [N, 8, 8], and labels, int64 [N]."""
+    # Its file is read directly, as importing scikit-learn with scipy and pandas takes a second.
+    spec = find_spec("sklearn")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
+    from sklearn import datasets
+
+    digits = datasets.load_digits()
+    return digits.images, digits.target.astype(np.int64)
 
 
 def _build_digits_split(split: Split, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ArraySource:

@@ -2,7 +2,9 @@
 
 import os
 import unicodedata
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -12,14 +14,21 @@ from numpy.typing import NDArray
 from paceline.core.dataset import Datasets, Split
 from paceline.core.errors import DataError, suggest_similar
 from paceline.core.units import count, join_few
-from paceline.data.files import expand_path, has_image_extension, is_folder, printable, summarize_extensions
+from paceline.data.files import (
+    IMAGE_EXTENSIONS,
+    expand_path,
+    has_image_extension,
+    is_folder,
+    printable,
+    summarize_extensions,
+)
 from paceline.data.sources.image_files import (
     ImageFileSource,
     build_files_info,
-    find_fault,
     raise_for_faults,
     select_validation,
 )
+from paceline.data.sources.listing import FolderId, FolderLister, entry_kind, list_entries
 from paceline.recipe.schema.source import Folder
 
 # Purpose of the images below a folder, for error messages.
@@ -31,7 +40,6 @@ _PURPOSE_TEXT: Final[dict[ImagePurpose, str]] = {
 }
 _CONVERT_HINT: Final = "convert images to .jpg or .png"
 VAL_FOLDERS = ("val", "valid", "validation", "test")
-FolderId = tuple[int, int]  # device and inode
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +55,9 @@ class ClassTree:
 
 @dataclass
 class _WalkResult:
-    arrays: bool  # whether .npy files are images
     images: list[bytes] = field(default_factory=list)  # relative to the root
     faults: dict[str, str] = field(default_factory=dict)  # image path relative to the root: why it cannot be read
     others: list[str] = field(default_factory=list)  # absolute paths of other files
-
-    def is_image(self, name: str) -> bool:
-        return has_image_extension(name, arrays=self.arrays)
 
 
 def scan_class_folders(
@@ -67,21 +71,25 @@ def scan_class_folders(
     """
     identity, top = list_entries(root, setting)
     folders = sorted((entry.name for entry in top if entry_kind(entry) == "folder"), key=os.fsencode)
-    walked = _WalkResult(arrays)
-    unclassified = [entry.path for entry in top if walked.is_image(entry.name) and entry_kind(entry) != "folder"]
+    is_image = partial(has_image_extension, arrays=arrays)
+    unclassified = [entry.path for entry in top if is_image(entry.name) and entry_kind(entry) != "folder"]
+    kind = " ".join(sorted(IMAGE_EXTENSIONS)) + (" with arrays" if arrays else "")
     paths: list[bytes] = []
     sizes = []
+    faults: dict[str, str] = {}
+    others: list[str] = []
     empty: dict[str, list[str]] = {}
-    for name in folders:
-        num_others = len(walked.others)
-        _walk_folder(f"{root}/{name}", f"{name}/", walked, (identity,))
-        paths += sorted(walked.images)
-        sizes.append(len(walked.images))
-        if not walked.images:
-            empty[name] = walked.others[num_others:]
-        walked.images.clear()  # sorted per class, to order them by class first
+    with FolderLister(root, is_image, kind) as lister, ThreadPoolExecutor(lister.num_threads) as pool:
+        walk = partial(_walk_class, lister, root, parents=(identity,))
+        for name, walked in zip(folders, pool.map(walk, folders), strict=True):
+            paths += walked.images
+            sizes.append(len(walked.images))
+            faults |= walked.faults
+            others += walked.others
+            if not walked.images:
+                empty[name] = walked.others
     if not skip_bad:
-        raise_for_faults(printable(root), walked.faults)
+        raise_for_faults(printable(root), faults)
     _check_distinct_names(root, folders)
     if not any(sizes):
         raise DataError(
@@ -90,7 +98,7 @@ def scan_class_folders(
         )
     _check_no_empty_class(root, empty)
     labels = np.repeat(np.arange(len(folders), dtype=np.int32), sizes)
-    return ClassTree(root, tuple(folders), paths, labels, _build_notes(root, folders, unclassified, walked.others))
+    return ClassTree(root, tuple(folders), paths, labels, _build_notes(root, folders, unclassified, others))
 
 
 def has_subfolders(root: Path) -> bool:
@@ -98,54 +106,23 @@ def has_subfolders(root: Path) -> bool:
     return any(entry_kind(entry) == "folder" for entry in list_entries(root)[1])
 
 
-def entry_kind(entry: os.DirEntry[str]) -> Literal["file", "folder", "neither"]:
-    """Return the kind of an entry; links are followed."""
-    try:
-        return "file" if entry.is_file() else "folder" if entry.is_dir() else "neither"
-    except OSError:  # a link that refers to itself
-        return "neither"
+def _walk_class(lister: FolderLister, root: Path, name: str, parents: tuple[FolderId, ...]) -> _WalkResult:
+    result = _WalkResult()
+    _walk_folder(lister, f"{root}/{name}", f"{name}/", result, parents)
+    result.images.sort()
+    return result
 
 
-def list_entries(
-    folder: str | Path, setting: str = "", parents: tuple[FolderId, ...] = ()
-) -> tuple[FolderId, list[os.DirEntry[str]]]:
-    """Return (device and inode, visible entries) of a folder.
-
-    Raise `DataError`, naming `setting` or the folder, if it cannot be listed or is one of `parents`.
-    """
-    prefix = f"{setting}: " if setting else ""
-    fix = f"set {setting} to a folder of class folders" if setting else "make it readable or remove it"
-    try:
-        status = Path(folder).stat()
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-    except FileNotFoundError as error:
-        raise DataError(f"{prefix}{printable(folder)} does not exist; {fix}") from error
-    except NotADirectoryError as error:
-        raise DataError(f"{prefix}{printable(folder)} is not a folder; {fix}") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{prefix}{printable(folder)} cannot be listed: {reason}; {fix}") from error
-    identity = (status.st_dev, status.st_ino)
-    if identity in parents:  # links are followed, as many datasets consist of them, but not for ever
-        raise DataError(f"{printable(folder)}: links to one of its parent folders; remove the link")
-    return identity, visible
-
-
-def _walk_folder(folder: str, relative: str, result: _WalkResult, parents: tuple[FolderId, ...]) -> None:
-    identity, entries = list_entries(folder, parents=parents)
-    for entry in entries:
-        name = entry.name
-        match result.is_image(name), entry_kind(entry):
-            case True, _:
-                result.images.append(os.fsencode(relative + name))
-                fault = find_fault(entry)
-                if fault:
-                    result.faults[relative + name] = fault
-            case False, "folder":
-                _walk_folder(f"{folder}/{name}", f"{relative}{name}/", result, (*parents, identity))
-            case _:
-                result.others.append(entry.path)
+def _walk_folder(
+    lister: FolderLister, folder: str, relative: str, result: _WalkResult, parents: tuple[FolderId, ...]
+) -> None:
+    identity, listing = lister.list_folder(folder, relative, parents)
+    prefix = os.fsencode(relative)
+    result.images += [prefix + name for name in listing.images]
+    result.faults |= {os.fsdecode(prefix + name): fault for name, fault in listing.faults.items()}
+    result.others += [f"{folder}/{os.fsdecode(name)}" for name in listing.others]
+    for name in map(os.fsdecode, listing.folders):
+        _walk_folder(lister, f"{folder}/{name}", f"{relative}{name}/", result, (*parents, identity))
 
 
 def _check_distinct_names(root: Path, folders: list[str]) -> None:

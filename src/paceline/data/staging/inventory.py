@@ -12,8 +12,9 @@ from typing import NamedTuple
 from paceline.core.errors import DataError
 from paceline.data.files import expand_path, printable
 from paceline.data.pack.format import INDEX_NAME, shard_name
-from paceline.data.sources.folder import FolderId, entry_kind, list_entries, load_folder
+from paceline.data.sources.folder import load_folder
 from paceline.data.sources.image_files import ImageFileSource
+from paceline.data.sources.listing import FolderId, entry_kind, list_entries
 from paceline.data.sources.manifest import load_manifest
 from paceline.data.sources.webdataset import expand_tar_paths
 from paceline.recipe.schema.source import (

@@ -34,7 +34,7 @@ class Section(BaseModel):
     """A frozen section of a recipe. Unknown keys are errors; the docstring of a field is its documentation."""
 
     # Not `use_attribute_docstrings`, which reads every source file at import: half of the time to the first line.
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, defer_build=True)
 
     added: ClassVar[tuple[str, ...]] = ()
     """Later fields: `Recipe.hash` leaves them out while they have their default, so that older recipes keep theirs."""

@@ -6,16 +6,18 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from paceline.core.files import open_text_to_write
 from paceline.core.metric import MULTI_LABEL
 from paceline.core.results import EvalReport, EvalResult, RunResult
 from paceline.core.run_dir import RunDir, read_lines, write_atomic
-from paceline.data.batch import Batch
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema.optim import OptimSection, ScheduleFree
 from paceline.recipe.schema.train import Log, Train
+
+if TYPE_CHECKING:  # it imports torch
+    from paceline.data.batch import Batch
 
 
 def open_from_step(path: Path, last_step: int) -> IO[str]:
@@ -252,7 +254,7 @@ class SampleTrace:
     def __init__(self, rundir: RunDir, rank: int, resume_step: int) -> None:
         self._file = open_from_step(rundir.samples(rank), resume_step - 1)
 
-    def record(self, step: int, batch: Batch) -> None:
+    def record(self, step: int, batch: "Batch") -> None:
         """Append a line for the batch of optimizer step `step`, from 0."""
         crc32 = [zlib.crc32(image.numpy().tobytes()) for image in batch.images]
         append_record(self._file, {"step": step, "samples": batch.indices.tolist(), "crc32": crc32})

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn import datasets
 
-from paceline.data.sources.builtin import load_digits
+from paceline.data.sources.builtin import _read_digits, load_digits
 
 
 def test_a_fifth_of_each_class_is_for_validation():
@@ -37,3 +37,12 @@ def test_the_split_is_the_same_each_time():
     first, second = load_digits(), load_digits()
     assert np.array_equal(first.val.images, second.val.images)
     assert not np.array_equal(first.val.labels, np.sort(first.val.labels))
+
+
+def test_the_images_are_those_of_scikit_learn_with_and_without_its_file(monkeypatch):
+    theirs, ours = datasets.load_digits(), _read_digits()
+    monkeypatch.setattr("paceline.data.sources.builtin.find_spec", lambda name: None)
+    for pixels, labels in (ours, _read_digits()):
+        assert np.array_equal(pixels, theirs.images)
+        assert np.array_equal(labels, theirs.target)
+        assert (pixels.dtype, labels.dtype) == (np.float64, np.int64)
