@@ -140,7 +140,7 @@ def test_the_loader_of_the_recipe_is_used_if_it_is_supported() -> None:
         (ARRAYS, {"loader": "device", "augment": ("flip",), "augment_on": "host"}, "data.augment_on is host"),
         (ARRAYS, {"loader": "device"}, r"the data is 6\.14 kB, and the GPU has 6\.14 kB free \(set data.loader=auto\)"),
         (ARRAYS, {"loader": "native"}, "native decodes image files, and digits is stored as pixels"),
-        (Files(), {"loader": "native"}, "native reads packs, and data.source is digits .*`paceline data pack`"),
+        (Files(), {"loader": "native"}, "native decodes packs and image files, and data.source is digits .*data pack"),
         (PACK, {"loader": "native", "image_size": 4097}, "images of up to 4,096 px, and data.image_size is 4,097"),
         (PACK, {"loader": "native", "eval_image_size": 5000}, "4,096 px, and data.eval_image_size is 5,000 .lower it"),
         (PACK, {"loader": "native", "workers": 1025}, "has up to 1,024 threads, and data.workers is 1,025"),
