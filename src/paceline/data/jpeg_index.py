@@ -7,9 +7,11 @@ one costs time and changes no pixel.
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 import secrets
+import stat
 import struct
 import threading
 import time
@@ -32,6 +34,9 @@ from paceline.recipe.schema.data import Data
 _DEFAULT_FOLDER: Final = "~/.cache/paceline/jpeg-index"
 # Entries that are held in memory before they are written: a killed run loses no more than these.
 _SEGMENT_BYTES: Final = 64 << 20
+# How often what was added is written, and what others have written is found, if an index is missing or not.
+_SYNC_S: Final = 10.0
+_SYNC_COMPLETE_S: Final = 600.0
 _LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_POLL_S: Final = 0.05
 # By how much the clock of a file system may lag behind this host's.
@@ -43,6 +48,8 @@ _HEADER: Final = struct.Struct("<8sQQQ")  # magic, start of the table, number of
 _ROW: Final = np.dtype(
     [("name", "<u8"), ("offset", "<u8"), ("length", "<u4"), ("height", "<u2"), ("width", "<u2"), ("segment", "<u4")]
 )
+# Of a file's size, in an entry.
+_FILE_SIZE_OFFSET: Final = 16
 _NO_ROWS: Final = np.empty(0, dtype=_ROW)
 
 
@@ -58,6 +65,13 @@ class FoundIndexes(NamedTuple):
     lengths: NDArray[np.uint64]
     sizes: NDArray[np.uint16]
 
+    def get_file_bytes(self, row: int) -> int | None:
+        """Return the size in bytes that a file had when it was indexed, None without an index."""
+        if not self.lengths[row]:
+            return None
+        start = int(self.offsets[row]) + _FILE_SIZE_OFFSET
+        return int.from_bytes(self.buffers[self.buffer_of[row]][start : start + 8], "little")
+
     def take(self, rows: slice) -> "FoundIndexes":
         """Return the indexes of some of the files."""
         return FoundIndexes(
@@ -67,10 +81,6 @@ class FoundIndexes(NamedTuple):
 
 class JpegIndexes(Protocol):
     """The indexes of the files of one dataset, by name. `add` may be called from any thread."""
-
-    def refresh(self) -> None:
-        """Find what other processes have written."""
-        ...
 
     def find(self, names: Sequence[bytes]) -> FoundIndexes:
         """Return the indexes of N files."""
@@ -88,12 +98,9 @@ class JpegIndexes(Protocol):
 class NoIndexCache:
     """Store nothing."""
 
-    def refresh(self) -> None:
-        """Do nothing."""
-
     def find(self, names: Sequence[bytes]) -> FoundIndexes:
         """Find nothing."""
-        return _Table(_NO_ROWS).find((), names)
+        return _Table(_NO_ROWS).get((), _hash(names))[0]
 
     def add(self, names: Sequence[bytes], sizes: NDArray[np.integer], indexes: Sequence[bytes]) -> None:
         """Do nothing."""
@@ -131,6 +138,7 @@ class IndexCache:
         self._segments: dict[str, _Segment | None] = {}  # by file name, in order of creation; None: not usable
         self._buffers: tuple[memoryview, ...] = ()
         self._table = _Table(_NO_ROWS)  # of all segments
+        self._synced_s = -math.inf
         self._lock = threading.Lock()  # of the following
         self._added: dict[int, tuple[int, int, bytes]] = {}  # by the hash of the name: height, width and index
         self._added_bytes = 0
@@ -154,8 +162,20 @@ class IndexCache:
         self._table = _Table(_merge([segment.rows for segment in segments]))
 
     def find(self, names: Sequence[bytes]) -> FoundIndexes:
-        """Return the indexes of N files."""
-        return self._table.find(self._buffers, names)
+        """Return the indexes of N files; write those that were added if one of them is needed again."""
+        keys = _hash(names)
+        found, is_missing = self._table.get(self._buffers, keys)
+        interval_s = _SYNC_S if is_missing.any() else _SYNC_COMPLETE_S
+        if time.monotonic() - self._synced_s < interval_s:
+            return found
+        with self._lock:
+            is_added = any(key in self._added for key in keys[is_missing].tolist())
+        if is_added:
+            self.seal()
+        self.refresh()
+        # Early in a run, so that an epoch of a few seconds is followed by one that has its indexes.
+        self._synced_s = time.monotonic() if is_added or self._segments else -math.inf
+        return self._table.get(self._buffers, keys)[0]
 
     def add(self, names: Sequence[bytes], sizes: NDArray[np.integer], indexes: Sequence[bytes]) -> None:
         """Store the indexes of N files, whose images have `sizes`, integers [N, 2], upright (height, width)."""
@@ -228,8 +248,8 @@ class IndexCache:
         stored = []
         for path in self._folder.glob("*/*.index"):
             with contextlib.suppress(OSError):
-                if _SEGMENT_NAME.fullmatch(path.name):
-                    status = path.lstat()
+                status = path.lstat()
+                if _SEGMENT_NAME.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
                     stored.append((status.st_mtime_ns, status.st_size, path))
         excess = sum(stored_bytes for _, stored_bytes, _ in stored) + num_bytes - self._max_bytes
         # Without those in use since this process began: a dataset larger than the cache would evict its own.
@@ -251,22 +271,25 @@ class _Table:
         self._rows = rows
         self._names = np.ascontiguousarray(rows["name"])
 
-    def find(self, buffers: tuple[memoryview, ...], names: Sequence[bytes]) -> FoundIndexes:
-        """Return the indexes of N files; `buffers` are those of the segments."""
-        found = np.zeros(len(names), dtype=_ROW)
+    def get(self, buffers: tuple[memoryview, ...], keys: NDArray[np.uint64]) -> tuple[FoundIndexes, NDArray[np.bool_]]:
+        """Return the indexes of N files by the hashes of their names, uint64 [N], and which are missing, bool [N].
+
+        `buffers` are those of the segments.
+        """
+        found = np.zeros(len(keys), dtype=_ROW)
         if len(self._rows):
-            keys = _hash(names)
             at = np.minimum(np.searchsorted(self._names, keys), len(self._rows) - 1)
             is_known = self._names[at] == keys
             found[is_known] = self._rows[at[is_known]]
         numbers, buffer_of = np.unique(found["segment"], return_inverse=True)
-        return FoundIndexes(
+        indexes = FoundIndexes(
             tuple(buffers[number] for number in numbers.tolist()) if buffers else (memoryview(b""),),
             buffer_of.astype(np.int32),
             found["offset"].astype(np.uint64),
             found["length"].astype(np.uint64),
             np.stack([found["height"], found["width"]], axis=1),
         )
+        return indexes, indexes.lengths == 0
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """JPEG files for the native loader: find their indexes, measure them ahead, and store the indexes of new ones."""
 
+import contextlib
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -49,9 +51,8 @@ class FileImages:
         self._measuring: _Measuring | None = None
 
     def start(self, pool: "Pool") -> None:
-        """Find the indexes that were written since the last iteration."""
+        """Decode in `pool` from now on."""
         self._pool, self._measuring = pool, None
-        self.indexes.refresh()
 
     def finish(self) -> None:
         """Write the new indexes, and forget the pool."""
@@ -133,8 +134,8 @@ class LocatedJpegs(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the files, as far as they are known."""
-        return int(self.files.lengths.sum())
+        """Bytes of the files that the extension decodes."""
+        return sum(map(self._count_bytes, range(len(self.indices))))
 
     def take(self, rows: slice) -> "LocatedJpegs":
         """Return some of the files."""
@@ -147,6 +148,18 @@ class LocatedJpegs(NamedTuple):
     ) -> DecodeTask:
         """Decode the files of a batch."""
         return FileTask(self, pool, plan, resizer, images, status)
+
+    def _count_bytes(self, row: int) -> int:
+        file, indexed_bytes = self.files.files[row], self.found.get_file_bytes(row)
+        if not isinstance(file, bytes):
+            return file.nbytes if file is not None else 0
+        if self.files.lengths[row]:
+            return int(self.files.lengths[row])
+        if indexed_bytes is not None:
+            return indexed_bytes
+        with contextlib.suppress(OSError):
+            return os.stat(file).st_size  # noqa: PTH116 - a path in bytes
+        return 0
 
 
 class FileTask:
