@@ -184,7 +184,8 @@ class FileTask:
         self._attempts = 0
         self._is_finished = False
         self._earlier_s = 0.0
-        self._task = self._submit(located.files.files)
+        self._files = [*located.files.files]
+        self._task = self._submit(self._files)
 
     @property
     def seconds(self) -> float:
@@ -221,12 +222,12 @@ class FileTask:
         self._boxes = self._boxes.copy()
         self._boxes[resized] = resizer.compute_regions(sizes, draws, plan.size).boxes
         located.images.set_sizes(located.indices[resized], sizes)
-        files: list[bytes | memoryview | None] = [None] * len(plan.indices)
-        for row in rows.tolist():
-            is_resized = self._status[row] == RESIZED
-            files[row] = located.files.files[row] if is_resized else self._read(int(located.indices[row]))
+        for row in rows[self._status[rows] == UNREADABLE].tolist():
+            self._files[row] = self._read(int(located.indices[row]))
+        is_again = np.zeros(len(self._files), dtype=np.bool_)
+        is_again[rows] = True
         self._earlier_s += self._task.seconds
-        self._task = self._submit(files)
+        self._task = self._submit(located.files._replace(files=self._files).without(~is_again).files)
 
     # Python might read what a thread could not, for want of a descriptor for example, and Pillow's pixels differ.
     def _read(self, index: int) -> memoryview | None:
