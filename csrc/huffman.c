@@ -103,6 +103,8 @@ int pl_code_of(const uint8_t *table, uint8_t symbol, uint32_t *code) {
 
 /* ---- steps ------------------------------------------------------------------------------------------------------- */
 
+static const uint32_t LARGE = PL_STEP_7_BITS | PL_STEP_9_BITS;
+
 static uint32_t step_over(uint32_t entry) {
   uint32_t size = entry >> 24;
   return (entry & 63) | (size >= 7 ? PL_STEP_7_BITS : 0) | (size >= 9 ? PL_STEP_9_BITS : 0) | (entry >> 8 & 0xff00);
@@ -110,26 +112,29 @@ static uint32_t step_over(uint32_t entry) {
 
 uint32_t pl_step_long(const pl_codes *codes, uint64_t window) { return step_over(pl_look_up(codes, window)); }
 
-/* Return the step of the bits that `window` begins with, PL_STEP_BITS of which are known. */
-static uint32_t step_of(const pl_codes *codes, uint64_t window) {
-  uint32_t bits = 0, large = 0, advance = 0;
-  while (bits < PL_STEP_BITS && advance < 63) {
-    uint32_t entry = codes->entries[(window << bits) >> (64 - PL_LOOK_BITS)], step = step_over(entry);
-    if (entry == 0 || bits + (entry >> 8 & 0xff) > PL_STEP_BITS) break;
-    // A run beyond the block's end, or no code: whoever finds no step there looks closer.
-    if (step >> 8 != PL_ADVANCE_END && advance + (step >> 8) > 63) break;
-    bits += step & 63;
-    large |= step & (PL_STEP_7_BITS | PL_STEP_9_BITS);
-    advance += step >> 8;
+/* Return the step of the first `n` bits of a code, and of those that follow, for which `shorter` has the steps. */
+static uint32_t join(const pl_codes *codes, uint32_t known, uint32_t n, const uint16_t *shorter) {
+  uint32_t entry = codes->entries[known << (PL_STEP_BITS - n) >> (PL_STEP_BITS - PL_LOOK_BITS)];
+  uint32_t first = step_over(entry), bits = first & 63, advance = first >> 8;
+  if (entry == 0 || (entry >> 8 & 0xff) > n || advance == PL_ADVANCE_BAD) return 0;
+  if (bits >= n || advance == PL_ADVANCE_END) return first;
+  uint32_t left = 1u << (n - bits), rest = shorter[left | (known & (left - 1))];
+  if (advance + (rest >> 8 & 127) >= 63) return first; // the block ends before it
+  return (first + (rest & ~LARGE)) | (rest & LARGE);
+}
+
+/* Build the steps for 1 known bit, then for 2, and so on: each is a symbol and a step for fewer bits. */
+static void build_steps(const pl_codes *codes, uint16_t *steps) {
+  uint16_t shorter[1 << PL_STEP_BITS]; // those for n bits begin at 1 << n
+  for (uint32_t n = 1; n <= PL_STEP_BITS; n++) {
+    uint16_t *made = n < PL_STEP_BITS ? shorter + (1 << n) : steps;
+    for (uint32_t known = 0; known < 1u << n; known++) made[known] = (uint16_t)join(codes, known, n, shorter);
   }
-  return advance << 8 | large | bits;
 }
 
 static void add_steps(pl_code_set *set, int mask) {
   for (int i = 0; i < 2; i++) {
-    for (uint64_t next = 0; next < 1 << PL_STEP_BITS && (mask >> (2 * i + 1) & 1) != 0; next++) {
-      set->steps[i][next] = (uint16_t)step_of(&set->ac[i], next << (64 - PL_STEP_BITS));
-    }
+    if ((mask >> (2 * i + 1) & 1) != 0) build_steps(&set->ac[i], set->steps[i]);
   }
   set->has_steps = true;
 }

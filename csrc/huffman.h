@@ -55,7 +55,7 @@ PL_INLINE uint32_t pl_look_up(const pl_codes *codes, uint64_t window) {
 }
 
 /* To pass over a block, no values are needed: a step passes over all AC symbols whose codes lie in the next
- * PL_STEP_BITS bits, which are two in most photographs. Bits 0..5 of a step: of their codes and values together, at
+ * PL_STEP_BITS 12bits, which are two in most photographs. Bits 0..5 of a step: of their codes and values together, at
  * most 26; bits 6 and 7: whether a value has 7 bits or more, and 9 or more; bits 8..15: how far to advance in the
  * block. 0: there is no step here, but a code that is longer. */
 #define PL_STEP_BITS 12 /* measured: 11 and 13 are slower */
