@@ -44,7 +44,7 @@ static void put_zeros(int number, siginfo_t *info, void *context) {
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
     if (zeros == MAP_FAILED) break;
     const char *none = NULL;
-    atomic_compare_exchange_strong(&cut, &none, each->name);
+    if (each->name[0] != '\0') atomic_compare_exchange_strong(&cut, &none, each->name);
     errno = error;
     return;
   }

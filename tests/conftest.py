@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from paceline.core.process import STOP_SIGNALS
 FORKING = Path(__file__).with_name("forking.py")
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 240
+HOME = tempfile.TemporaryDirectory(prefix="home-")  # of programs, which keep indexes of JPEG files below it
 PARTS = ("model", "optimizer", "average", "precision", "compression")
 POLL_S = 0.005
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -207,9 +209,10 @@ class Program:
 
 
 def clean_environ(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without a launcher's variables, updated with `more`."""
+    """Return the environment without a launcher's variables, with an empty home folder, updated with `more`."""
     ranks = ("SLURM_", "RANK", "WORLD")
-    return {**{name: value for name, value in os.environ.items() if not name.startswith(ranks)}, **more}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ranks)}
+    return {**inherited, "HOME": HOME.name, **more}
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from paceline.data.batch import Batch
 from paceline.data.convert.lmdb_writer import write_lmdb
 from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.choose import choose_loader
 from paceline.data.loaders.sampler import build_sampler
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.order import EvalShard, TrainOrder
@@ -29,9 +30,9 @@ from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, HuggingFace, Lmdb, Manifest, WebDataset
 
 NUM_TRAIN, NUM_VAL, SIZE = 30, 11, 24
-FILES = Data(augment=("random_resized_crop", "flip", "rotate", "cutout", "mixup", "cutmix"))  # type: ignore[arg-type]
+FILES = Data(augment=("random_resized_crop", "flip", "rotate", "cutout", "mixup", "cutmix"), cache="off")  # type: ignore[arg-type]
 PIXELS = Data(augment=("pad_crop", {"name": "flip", "mode": "alternating"}, "rotate", "mixup"))  # type: ignore[arg-type]
-REPEATED = Data(augment=("random_resized_crop", "flip", "three_augment", "mixup"), sampler="repeated")  # type: ignore[arg-type]
+REPEATED = Data(augment=("random_resized_crop", "flip", "three_augment", "mixup"), sampler="repeated", cache="off")  # type: ignore[arg-type]
 MOST_OFF, MEAN_OFF = 20, 0.6
 """Largest and mean difference in gray levels of the native loader, which resizes luma and chroma.
 
@@ -157,7 +158,8 @@ SOURCES: dict[str, Callable[..., Datasets]] = {
 
 
 PAIRS = [(source, loader) for source in SOURCES for loader in ("inline", "threads", "processes")]
-PAIRS += [("pack", "native"), ("shards", "native")]
+AS_FILES = ("folder", "manifest", "webdataset", "huggingface")
+PAIRS += [(source, "native") for source in ("pack", "shards", *AS_FILES)]
 
 
 @pytest.fixture
@@ -234,6 +236,24 @@ def test_repeated_images_are_augmented_alike_by_every_loader(datasets: Datasets,
     assert_same(expected, train_batches(data, datasets.train, loader), loader)
     for batch in expected:
         assert len(set(batch.indices.tolist())) < len(batch) == len({image.numpy().tobytes() for image in batch.images})
+
+
+@pytest.mark.skipif(load_native() is None, reason=NATIVE_MISSING_MESSAGE)
+@pytest.mark.parametrize("datasets", AS_FILES, indirect=True)
+def test_files_have_the_pixels_of_a_pack_with_the_native_loader(datasets: Datasets, folder: Path, tmp_path) -> None:
+    assert choose_loader(FILES, datasets.train, device="cpu", cores=4, free_bytes=0).loader == "native"
+    pack = from_pack(folder, tmp_path)
+    expected = train_batches(FILES, pack.train, "native"), eval_batches(FILES, pack.val, "native")
+    for cache in ("off", "new", "new"):  # the last time, it is there
+        data = FILES.model_copy(update={"cache": cache if cache == "off" else str(tmp_path / cache)})
+        assert_equal(expected[0], train_batches(data, datasets.train, "native"))
+        assert_equal(expected[1], eval_batches(data, datasets.val, "native"))
+    assert len(list((tmp_path / "new").glob("*/*.index"))) >= 2
+
+
+def assert_equal(expected: list[Batch], found: list[Batch]) -> None:
+    assert_same(expected, found, "native")
+    assert all(torch.equal(one.images, other.images) for one, other in zip(expected, found, strict=True))
 
 
 def test_a_pack_has_the_fingerprint_of_its_folder(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ VERSION: Final = 3
 MAX_SIDE: Final = 4096
 # Largest number of threads of a pool (`PL_MAX_THREADS`).
 MAX_THREADS: Final = 1024
+# Status of a file that is missing, empty or not readable (`PL_UNREADABLE`).
+UNREADABLE: Final = 8
 # Status of an image whose file has another size than `boxes` was computed for (`PL_RESIZED`).
 RESIZED: Final = 9
 # Status of a file that only Pillow reads, if anything does (`PL_NOT_INDEXABLE`).
@@ -42,7 +44,7 @@ class NativeExtension(Protocol):
     def Mapped(  # noqa: N802
         self, descriptor: int, num_bytes: int, name: bytes, offset: int = 0, is_private: bool = False
     ) -> "Mapped":
-        """Map a file that may be truncated while in use: zeros are read, and `cut_file` returns `name`.
+        """Map a file that may be truncated while in use: zeros are read, and `cut_file` returns `name` unless empty.
 
         `offset` is a multiple of the page size. With `is_private`, writes do not change the file.
         """

@@ -22,7 +22,7 @@ from paceline.core.host import usable_cores
 from paceline.core.process import PROC, cpu_ticks, descendants, die_with_parent, read_text_or_empty
 from paceline.data.loaders.build import LoaderOptions, build_train_loader
 from paceline.data.loaders.choose import choose_loader
-from paceline.data.loaders.native import BatchPlan, BatchPlanner
+from paceline.data.loaders.native_plan import BatchPlan, BatchPlanner, LocatedRecords, PackImages
 from paceline.data.native import NativeExtension, load_native
 from paceline.data.order import TrainBatchSchedule, TrainOrder
 from paceline.data.pack.reader import PackSource
@@ -175,15 +175,19 @@ class DecodeCeiling(BenchCase):
         for number, batch in enumerate(planned):
             out = outs[number % len(outs)]
             status = np.zeros(len(batch.indices), dtype=np.int32)
-            arguments = (
-                batch.shard_buffers,
-                batch.shard_numbers,
-                batch.offsets,
-                batch.lengths,
+            located = batch.located
+            assert isinstance(located, LocatedRecords), "those of a pack"
+            task = pool.submit(
+                *located[1:],
                 batch.boxes,
                 batch.flips,
+                batch.is_inside,
+                batch.size,
+                out.shape[1],
+                out,
+                status,
+                self.stage,
             )
-            task = pool.submit(*arguments, batch.is_inside, batch.size, out.shape[1], out, status, self.stage)
             pending.append((task, len(batch.indices)))
             if len(pending) == _MAX_IN_FLIGHT:
                 task, size = pending.popleft()
@@ -196,7 +200,7 @@ class DecodeCeiling(BenchCase):
         schedule = TrainBatchSchedule(
             order, lambda step: window.image_size, [False] * sizing.num_draws, 0, steps_per_draw=16
         )
-        return BatchPlanner(self.source, schedule, sizing, None).batches(0, _UNBOUNDED_STEPS)
+        return BatchPlanner(PackImages(self.source), schedule, sizing, None).batches(0, _UNBOUNDED_STEPS)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -63,6 +63,24 @@ _IMAGES_TO_FIT = 5000
 """Images that data-dependent layers are fitted to, as in airbench (arXiv 2404.00498)."""
 
 
+class WarningRelay:
+    """Pass warnings on to the log of the run; those that come before it is open wait for it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._receiver: Callable[[str], None] = self._waiting.append
+
+    def __call__(self, message: str) -> None:
+        """Pass a warning on."""
+        self._receiver(message)
+
+    def connect(self, receiver: Callable[[str], None]) -> None:
+        """Pass on what has waited, and all that follows, to `receiver`."""
+        self._receiver = receiver
+        while self._waiting:
+            receiver(self._waiting.pop(0))
+
+
 @dataclass(frozen=True)
 class RunContext:
     """Recipe, world, device, datasets, plan and sampler of a run.
@@ -79,6 +97,7 @@ class RunContext:
     loader_choice: LoaderChoice
     exit_stack: contextlib.ExitStack
     memory_format: torch.memory_format = torch.channels_last
+    loader_warnings: WarningRelay = field(default_factory=WarningRelay)
 
     @classmethod
     def derive(
@@ -336,6 +355,7 @@ class RunContext:
             on_device=on_device,
             loader=self.loader_choice.loader,
             device=self.device,
+            warn=self.loader_warnings,
         )
 
     @property

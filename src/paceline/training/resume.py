@@ -31,6 +31,7 @@ _CHANGEABLE_FIELDS = (
     "parallel.",
     "data.loader",
     "data.stage",
+    "data.cache",
     "data.workers",
     "data.worker_timeout",
     "data.on_bad_image",

@@ -125,6 +125,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
     model, strategy, precision = training_state.model, training_state.strategy, training_state.precision
     machine = describe_machine()
     outputs = build_run_outputs(context, process, training_state, machine, state, prepared.initial_weights.provenance)
+    context.loader_warnings.connect(outputs.sinks.warned)
     with contextlib.closing(outputs.sinks):  # which receive the result
         process.store.broadcast("opened", "yes")  # the other ranks write into the folder that rank 0 created
         process = replace(process, deadline=build_run_deadline(context, process, outputs))

@@ -19,9 +19,12 @@ from paceline.data.augment.geometric import Augment, BatchFlip, Change, FusedCro
 from paceline.data.augment.mixup import build_mixer
 from paceline.data.bad_images import BadImagePolicy, build_bad_image_policy
 from paceline.data.batch import Batch
+from paceline.data.jpeg_index import build_index_cache
 from paceline.data.loaders.batch_maker import BatchMaker, InlineLoader
 from paceline.data.loaders.device import DeviceLoader, load_split_to_device
-from paceline.data.loaders.native import BatchFinisher, BatchPlanner, NativeLoader, PageableBuffers, allocate_pinned
+from paceline.data.loaders.native import BatchFinisher, NativeLoader, PageableBuffers, allocate_pinned
+from paceline.data.loaders.native_files import FileImages
+from paceline.data.loaders.native_plan import BatchPlanner, NativeImages, PackImages
 from paceline.data.loaders.process import ProcessLoader
 from paceline.data.loaders.reader import (
     ArrayReader,
@@ -40,6 +43,8 @@ from paceline.data.order import (
 )
 from paceline.data.pack.reader import PackSource
 from paceline.data.resize import RandomCropResizer, Resizer, build_eval_resizer, build_train_resizer
+from paceline.data.sources.fingerprint import get_labels
+from paceline.data.sources.subset import find_file_source
 from paceline.data.timing import BatchTimer, LoaderName, LoaderStats
 from paceline.data.workers import WorkerProgress, track_source
 from paceline.recipe.schema.data import Data
@@ -49,6 +54,10 @@ _CPU = torch.device("cpu")
 _STEPS_PER_DRAW = 16
 # Batches that are replayed: several, so that the device's caches do not hold all the data.
 NUM_REPLAYED_BATCHES = 4
+
+
+def warn_nobody(message: str) -> None:
+    """Drop a warning."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class LoaderOptions:
     clock: Callable[[], float] | None = None  # returns seconds; None disables timing
     loader: LoaderName = "processes"
     device: torch.device = _CPU  # for the loaders `device` and `nvjpeg`
+    warn: Callable[[str], None] = warn_nobody  # gets a line about what fails without ending the run
 
     @property
     def effective_loader(self) -> LoaderName:
@@ -111,15 +121,14 @@ def build_train_loader(
     prepare = mix.prepare if mix else None
     schedule = TrainBatchSchedule(order, size_at_step, is_alternating, num_mix_draws, prepare, steps_per_draw)
     policy = build_bad_image_policy(data, "train")
-    return _LoaderBuilder(source, schedule, resizer, policy, host_augments, data.worker_timeout, options).build()
+    return _LoaderBuilder(source, schedule, resizer, policy, host_augments, data, options).build()
 
 
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
     """Build the loader of a rank's part of an evaluation; images are `image_size` pixels squared."""
     schedule, resizer = EvalBatchSchedule(shard, image_size), build_eval_resizer(data)
-    return _LoaderBuilder(
-        source, schedule, resizer, build_bad_image_policy(data, "eval"), (), data.worker_timeout, options
-    ).build()
+    policy = build_bad_image_policy(data, "eval")
+    return _LoaderBuilder(source, schedule, resizer, policy, (), data, options).build()
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ class _LoaderBuilder:
     resizer: Resizer
     bad_image_policy: BadImagePolicy
     augments: tuple[Augment, ...]
-    timeout: Duration
+    data: Data
     options: LoaderOptions
 
     def build(self) -> Loader:
@@ -167,7 +176,13 @@ class _LoaderBuilder:
         (batch_maker,) = self._build_batch_makers([progress], self._fused_augments)
         name_of = self.source.name_of
         return ProcessLoader(
-            batch_maker, workers, self.options.pin_memory, self.timeout, progress, name_of, self._loader_stats
+            batch_maker,
+            workers,
+            self.options.pin_memory,
+            self.data.worker_timeout,
+            progress,
+            name_of,
+            self._loader_stats,
         )
 
     def _build_thread_loader(
@@ -177,7 +192,7 @@ class _LoaderBuilder:
         return ThreadLoader(
             batch_makers([progress.for_worker(worker) for worker in range(workers)]),
             pin_memory=self.options.pin_memory,
-            timeout=self.timeout,
+            timeout=self.data.worker_timeout,
             progress=progress,
             name_of=self.source.name_of,
             loader_stats=self._loader_stats,
@@ -186,26 +201,36 @@ class _LoaderBuilder:
     def _build_native_loader(self) -> NativeLoader:
         # One worker more: the main thread finishes the batches that need no Python per image.
         extension, workers, progress = load_native(), self.options.workers, WorkerProgress(self.options.workers + 1)
-        assert extension is not None and isinstance(self.source, PackSource), "`choose_loader` admits only packs"
+        assert extension is not None, "`choose_loader` checks it"
         # A leading flip is applied while decoding.
         flip = self.augments[0] if self.augments and isinstance(self.augments[0], BatchFlip) else None
         augments = fuse_crop_flip(self.augments[flip is not None :], extension)
-        planner = BatchPlanner(self.source, self.schedule, self.resizer, flip)
+        planner = BatchPlanner(self._build_native_images(), self.schedule, self.resizer, flip)
+        labels = get_labels(self.source)
+        assert labels is not None, "`choose_loader` admits only sources that have them"
         batch_makers = self._build_batch_makers(
             [progress.for_worker(worker) for worker in range(workers + 1)], augments
         )
         pin_memory = self.options.pin_memory
         return NativeLoader(
             planner,
-            [BatchFinisher(each, self.source.labels, planner.num_draws, pin_memory) for each in batch_makers],
+            [BatchFinisher(each, labels, planner.num_draws, pin_memory) for each in batch_makers],
             partial(extension.Pool, workers),
             # Augmentation writes new tensors, and only those are pinned.
             allocate_pinned if pin_memory and not augments else PageableBuffers().allocate,
-            timeout=self.timeout,
+            timeout=self.data.worker_timeout,
             progress=progress,
             loader_stats=self._loader_stats,
             timer=BatchTimer(self.options.clock),
         )
+
+    def _build_native_images(self) -> NativeImages:
+        if isinstance(self.source, PackSource):
+            return PackImages(self.source)
+        source = find_file_source(self.source)
+        assert source is not None, "`choose_loader` admits only packs and files"
+        indexes = build_index_cache(self.data, source.file_root, self.options.warn)
+        return FileImages(source, indexes, self.data.worker_timeout)
 
     def _build_batch_makers(
         self,

@@ -2,13 +2,17 @@
 
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from paceline.core.dataset import ArraySource, Source
 from paceline.core.errors import RecipeError
 from paceline.core.units import count, size
 from paceline.data.augment.build import has_host_augments
+from paceline.data.files import JPEG_EXTENSIONS
 from paceline.data.native import MAX_SIDE, MAX_THREADS, NATIVE_MISSING_MESSAGE, NativeExtension, load_native
 from paceline.data.pack.format import KIND_RECORD
 from paceline.data.pack.reader import PackSource
+from paceline.data.sources.subset import find_file_source
 from paceline.data.timing import LoaderName
 from paceline.recipe.schema.augment import RandomResizedCrop
 from paceline.recipe.schema.data import Data
@@ -17,6 +21,9 @@ _MAX_WORKERS: Final = 16
 # Largest share of a GPU's free memory that `loader: auto` gives to a dataset; the rest is for the model and its
 # activations.
 _MAX_GPU_MEMORY_SHARE: Final = 1 / 4
+# Files, spread over a split, by which `loader: auto` judges whether most are JPEGs.
+_MAX_FILES_CHECKED: Final = 200
+_JPEG_SIGNATURE: Final = b"\xff\xd8\xff"
 
 
 class LoaderChoice(NamedTuple):
@@ -56,12 +63,7 @@ def _choose_fastest(
 ) -> LoaderChoice:
     if isinstance(source, ArraySource):
         return _choose_for_pixels(data, source, is_gpu, cores, free_bytes)
-    if (
-        isinstance(source, PackSource)
-        and data.workers != 0
-        and _has_records(source)
-        and not _find_exceeded_native_limit(data)
-    ):
+    if data.workers != 0 and _has_jpegs(source) and not _find_exceeded_native_limit(data):
         if data.interpolation != "bilinear":
             note = f"data.loader: processes, as the faster native loader has no {data.interpolation} interpolation"
             return _choose_processes(data, cores)._replace(note=note)
@@ -130,15 +132,15 @@ def _check_native(data: Data, source: Source, extension: NativeExtension | None)
             f"data.loader: native decodes image files, and {data.source.name} is stored as pixels "
             f"(set data.loader=auto)"
         )
-    if not isinstance(source, PackSource):
+    if not isinstance(source, PackSource) and find_file_source(source) is None:
         raise RecipeError(
-            f"data.loader: native reads packs, and data.source is {data.source.name} (make a pack with `paceline data "
-            f"pack` and set data.source={{name: pack, root: OUT}}, or set data.loader=auto)"
+            f"data.loader: native decodes packs and image files, and data.source is {data.source.name} (make a pack "
+            f"with `paceline data pack` and set data.source={{name: pack, root: OUT}}, or set data.loader=auto)"
         )
     _check_photo(data, source)
     if extension is None:
         raise RecipeError(f"data.loader: native: {NATIVE_MISSING_MESSAGE}; or set data.loader=auto")
-    if not _has_records(source):
+    if isinstance(source, PackSource) and not _has_records(source):
         raise RecipeError(
             f"data.loader: native decodes indexed JPEGs, and this pack has none among {count(len(source), 'image')} "
             f"(set data.loader=auto)"
@@ -172,6 +174,24 @@ def _find_exceeded_native_limit(data: Data) -> str:
         if value != "auto" and value > limit:
             return f"{ability}, and data.{name} is {value:,}"
     return ""
+
+
+def _has_jpegs(source: Source) -> bool:
+    """Return whether the native extension decodes enough images of `source`: records, or most of its files."""
+    if isinstance(source, PackSource):
+        return _has_records(source)
+    files = find_file_source(source)
+    if files is None or not source.info.pixel_format.is_photo or not len(source):
+        return False
+    located = files.locate_files(np.linspace(0, len(source) - 1, min(len(source), _MAX_FILES_CHECKED), dtype=np.int64))
+    jpegs = [_is_jpeg(file, name) for file, name in zip(located.files, located.names, strict=True)]
+    return 2 * sum(jpegs) > len(jpegs)
+
+
+def _is_jpeg(file: bytes | memoryview | None, name: bytes) -> bool:
+    if isinstance(file, memoryview):
+        return bytes(file[:3]) == _JPEG_SIGNATURE
+    return name.rpartition(b".")[2].lower().decode("ascii", "replace") in JPEG_EXTENSIONS
 
 
 def _has_records(source: PackSource) -> bool:

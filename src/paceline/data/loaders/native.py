@@ -1,7 +1,7 @@
-"""Loader for packs that decodes in threads of the native extension, without running Python per image.
+"""Loader for JPEGs that decodes in threads of the native extension, without running Python per image.
 
-Python threads augment, and decode what the extension cannot (unindexed files, damaged records, shards not on disk) with
-the code and errors of the other loaders.
+Python threads augment, and decode what the extension cannot (files of other formats, damaged records, shards not on
+disk) with the code and errors of the other loaders.
 """
 
 import os
@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -21,25 +20,19 @@ from torch import Tensor
 
 from paceline.core.results import LoaderResult
 from paceline.core.units import Duration
-from paceline.data.augment.geometric import BatchFlip
 from paceline.data.batch import Batch
 from paceline.data.loaders.batch_maker import BatchMaker, TimedBatch
+from paceline.data.loaders.native_plan import BatchPlan, BatchPlanner, DecodeTask
 from paceline.data.loaders.reader import ReadSamples
 from paceline.data.loaders.thread import ThreadPool, wait_for_result, wait_until
-from paceline.data.order import BatchSchedule
-from paceline.data.pack.format import KIND_RECORD
-from paceline.data.pack.reader import PackSource
-from paceline.data.resize import Resizer
 from paceline.data.timing import BatchTimer, BatchTiming, LoaderStats
 from paceline.data.workers import POLL_S, WorkerPosition, WorkerProgress
 
 if TYPE_CHECKING:
-    from paceline.data._native import Pool, Task
+    from paceline.data._native import Pool
 
 # Batches that are prefetched.
 BATCHES_AHEAD: Final = 4
-# Images that are planned together: measured, more are not cheaper, and the wait for the plan grows.
-_IMAGES_PER_PLAN: Final = 2048
 # Initial status of an image; the extension writes other values.
 _UNDECODED: Final = -1
 
@@ -89,80 +82,6 @@ def allocate_pinned(shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
 
 
-class BatchPlan(NamedTuple):
-    """A batch as arguments of `native.Pool.submit`."""
-
-    number: int
-    size: int
-    indices: NDArray[np.int64]
-    draws: NDArray[np.float64]  # all of the batch
-    shard_buffers: tuple[memoryview | bytes, ...]
-    shard_numbers: NDArray[np.int32]  # indices into `shard_buffers`
-    offsets: NDArray[np.uint64]
-    lengths: NDArray[np.uint64]  # 0 for an image that the extension must not decode
-    boxes: NDArray[np.float64]
-    flips: NDArray[np.bool_]
-    is_inside: bool
-
-
-@dataclass(frozen=True)
-class BatchPlanner:
-    """Plan batches of `schedule` from `source`, resized as by `resizer` and flipped by `flip`."""
-
-    source: PackSource
-    schedule: BatchSchedule
-    resizer: Resizer
-    flip: BatchFlip | None
-
-    @property
-    def num_draws(self) -> int:
-        """Draws per sample."""
-        return self.resizer.num_draws + (self.flip is not None)
-
-    def batches(self, first: int, stop: int) -> Iterator[BatchPlan]:
-        """Yield the plans of batches `first` to `stop` - 1, planned several at a time."""
-        while first < stop:
-            num_batches = max(1, _IMAGES_PER_PLAN // max(1, len(self.schedule.indices(first))))
-            plans = self._plan_batches(range(first, min(first + num_batches, stop)))
-            first += len(plans)
-            yield from plans
-
-    # Planning runs in the main thread, between steps. For few images the fixed cost of numpy calls dominates, hence
-    # several batches at once, up to a change of the image size.
-    def _plan_batches(self, numbers: range) -> list[BatchPlan]:
-        size = self.schedule.size(numbers[0])
-        same_size = list(takewhile(lambda number: self.schedule.size(number) == size, numbers))
-        batches = [self.schedule.indices(number) for number in same_size]
-        indices, draws = np.concatenate(batches), np.concatenate([self.schedule.draws(number) for number in same_size])
-        sizes = np.stack([self.source.heights[indices], self.source.widths[indices]], axis=1).astype(np.int64)
-        shard_buffers, shard_of, offsets, lengths = self._locate_records(indices, sizes)
-        # An unknown size is 0, and such an image is not decoded by the extension: any valid box will do.
-        regions = self.resizer.compute_regions(np.maximum(sizes, 1), draws[:, : self.resizer.num_draws], size)
-        flips = np.zeros(len(indices), dtype=np.bool_)
-        if self.flip is not None:
-            flips = draws[:, self.resizer.num_draws] < self.flip.p
-        ends = np.cumsum([len(batch) for batch in batches]).tolist()
-        plans = []
-        for number, start, end in zip(same_size, [0, *ends], ends, strict=False):
-            rows = slice(start, end)
-            location = (shard_buffers, shard_of[rows], offsets[rows], lengths[rows])
-            crop = (regions.boxes[rows], flips[rows], regions.is_inside)
-            plans.append(BatchPlan(number, size, indices[rows], draws[rows], *location, *crop))
-        return plans
-
-    def _locate_records(
-        self, indices: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> tuple[tuple[memoryview | bytes, ...], NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the mapped shards, and per sample its shard among them, offset and length."""
-        shard_of, offsets, lengths = self.source.locate(indices)
-        shards, position = np.unique(shard_of, return_inverse=True)
-        buffers = [self.source.files.memory(shard) for shard in shards.tolist()]
-        is_local = np.array([buffer is not None for buffer in buffers], dtype=np.bool_)[position]
-        is_decodable = (self.source.kinds[indices] == KIND_RECORD) & (sizes > 0).all(axis=1) & is_local
-        mapped = tuple(b"" if buffer is None else buffer for buffer in buffers)
-        return mapped, position.astype(np.int32), offsets, np.where(is_decodable, lengths, np.uint64(0))
-
-
 @dataclass(frozen=True)
 class PendingBatch:
     """A submitted batch: `task` writes `images`, uint8 [N, C, size, size].
@@ -173,7 +92,7 @@ class PendingBatch:
     plan: BatchPlan
     images: Tensor
     status: NDArray[np.int32]
-    task: "Task"
+    task: DecodeTask
     planning_time: BatchTiming
     future: Future[TimedBatch] | None = None
 
@@ -200,7 +119,7 @@ class BatchFinisher:
         if self.pin_memory:
             batch = batch.pin_memory()
         work = timer.finish(len(batch), batch.images.nbytes).add(pending.planning_time)
-        read_bytes = work.bytes_read + int(plan.lengths.sum())
+        read_bytes = work.bytes_read + plan.located.num_bytes
         return TimedBatch(batch, work._replace(decode_s=work.decode_s + pending.task.seconds, bytes_read=read_bytes))
 
     def _collect_samples(self, pending: PendingBatch) -> ReadSamples:
@@ -262,6 +181,7 @@ class NativeLoader:
         """Iterate over the batches; it prefetches `BATCHES_AHEAD` of them."""
         pool = self._get_pool()
         self._loader_stats.start_workers(self._workers)
+        self._planner.images.start(pool)
         plans = self._planner.batches(first, stop)
         prefetched: deque[PendingBatch] = deque()
         try:
@@ -276,6 +196,7 @@ class NativeLoader:
             for pending in prefetched:
                 if pending.future:
                     pending.future.cancel()
+            self._planner.images.finish()
 
     def stats(self) -> LoaderResult | None:
         """Return the timing so far."""
@@ -283,12 +204,15 @@ class NativeLoader:
 
     def close(self) -> None:
         """End all threads."""
-        if self._pool is not None and self._pid == os.getpid():  # not usable in a forked child
+        is_own = self._pool is not None and self._pid == os.getpid()  # not usable in a forked child
+        if self._pool is not None and is_own:
             self._pool.close()
         self._pool = None
         if self._threads is not None:
             self._threads.close()
         self._threads = None
+        if is_own:
+            self._planner.images.finish()  # the threads may have decoded longer than the iteration lasted
 
     def _get_pool(self) -> "Pool":
         if self._pool is None or self._pid != os.getpid():  # a forked child has none of its parent's threads
@@ -310,22 +234,10 @@ class NativeLoader:
         with torch.inference_mode(False):
             images = self._allocate((len(plan.indices), channels, plan.size, plan.size))
         status = np.full(len(plan.indices), _UNDECODED, dtype=np.int32)
-        task = pool.submit(
-            plan.shard_buffers,
-            plan.shard_numbers,
-            plan.offsets,
-            plan.lengths,
-            plan.boxes,
-            plan.flips,
-            plan.is_inside,
-            plan.size,
-            channels,
-            images.numpy(),
-            status,
-        )
+        task = plan.located.submit(pool, plan, self._planner.resizer, images, status)
         pending = PendingBatch(plan, images, status, task, self._timer.finish(0, 0))
         # The main thread finishes a batch that needs no Python per image.
-        if not (self._finishers[-1].batch_maker.changes or (plan.lengths == 0).any()):
+        if not (self._finishers[-1].batch_maker.changes or plan.located.may_need_python):
             return pending
         future = self._get_threads().submit(partial(self._finish, pending))
         return PendingBatch(plan, images, status, task, pending.planning_time, future)
@@ -349,7 +261,7 @@ class NativeLoader:
     def _describe_hang(self, pending: PendingBatch) -> str:
         plan = pending.plan
         # The extension does not report the images in progress, only which ones are not decoded yet.
-        undecoded = plan.indices[(pending.status == _UNDECODED) & (plan.lengths > 0)]
+        undecoded = plan.indices[(pending.status == _UNDECODED) & plan.located.is_decodable]
         _, position = self._progress.find_worker(plan.number) or (-1, WorkerPosition(-1, -1, -1))
         sample = position.sample if pending.task.done else next(iter(undecoded.tolist()), -1)
         at = f", at sample {sample}, {self._planner.source.name_of(sample)}" if sample >= 0 else ""

@@ -131,16 +131,18 @@ class LocalShards:
         return file
 
 
-def map_file(descriptor: int, num_bytes: int, path: Path, *, start: int = 0, is_private: bool = False) -> memoryview:
+def map_file(
+    descriptor: int, num_bytes: int, path: Path | None, *, start: int = 0, is_private: bool = False
+) -> memoryview:
     """Map `num_bytes` bytes of the file `path` from `start` on; writing to an `is_private` map changes no file.
 
-    Call `check_mapped_files` after reading. Raise `OSError` or `ValueError`.
+    Call `check_mapped_files` after reading; it does not report a map without a path. Raise `OSError` or `ValueError`.
     """
     # Beyond the end of a file that was truncated meanwhile, the core's maps read as zeros; access to `mmap`'s ends the
     # process by SIGBUS.
     core = load_native()
     if core is not None:
-        return memoryview(core.Mapped(descriptor, num_bytes, os.fsencode(path), start, is_private))
+        return memoryview(core.Mapped(descriptor, num_bytes, os.fsencode(path or ""), start, is_private))
     flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_private else 0)
     return memoryview(mmap.mmap(descriptor, num_bytes, flags=flags, prot=protection, offset=start))

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from os import fsencode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from paceline.core.errors import DataError, suggest_similar
 from paceline.core.pixels import PixelFormat
 from paceline.data.bad_images import ImageError
 from paceline.data.files import expand_path, is_file, is_folder, printable
-from paceline.data.sources.image_files import ImageFileSource, build_files_info
+from paceline.data.sources.image_files import ImageFileSource, LocatedFiles, build_files_info
 from paceline.recipe.schema.source import HuggingFace
 
 if TYPE_CHECKING:
@@ -134,6 +135,29 @@ class HuggingFaceSource:
     def name_of(self, index: int) -> str:
         """Return `root/split[index]`."""
         return f"{printable(self.root)}/{self.info.split}[{index}]"
+
+    @property
+    def file_root(self) -> str:
+        """The root."""
+        return self.root
+
+    def locate_files(self, indices: NDArray[np.int64]) -> LocatedFiles:
+        """Return the content of images, int64 [N], in mapped memory; None for a missing one."""
+        chunks, ends = self._chunks
+        numbers = np.searchsorted(ends, indices, side="right")
+        starts = np.append(0, ends)[numbers]
+        values = [
+            chunks[number][row] for number, row in zip(numbers.tolist(), (indices - starts).tolist(), strict=True)
+        ]
+        names = [fsencode(f"{self.root}/{self.info.split}[{index}]") for index in indices.tolist()]
+        located = LocatedFiles.from_paths(names)
+        return located._replace(files=[memoryview(value.as_buffer()) if value.is_valid else None for value in values])
+
+    @cached_property
+    def _chunks(self) -> tuple[list[Any], NDArray[np.int64]]:
+        # Arrow arrays of bytes, and the number of images up to the end of each.
+        chunks = [_get_bytes_and_paths(chunk)[0] for chunk in _iter_arrow_chunks(self.images)]
+        return chunks, np.cumsum([len(chunk) for chunk in chunks])
 
     def names(self) -> Iterator[str]:
         """Yield the stored image names, "" for an image without one."""

@@ -6,11 +6,12 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import DatasetInfo, JoinedNames, Sample, Split
+from paceline.core.dataset import DatasetInfo, JoinedNames, Sample, Source, Split
 from paceline.core.errors import DataError
 from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
@@ -22,6 +23,49 @@ from paceline.data.files import printable
 _IMAGENET_MEAN: dict[int, tuple[float, ...]] = {3: (0.485, 0.456, 0.406), 1: (0.449,)}
 _IMAGENET_STD: dict[int, tuple[float, ...]] = {3: (0.229, 0.224, 0.225), 1: (0.226,)}
 _MAX_FAULTS_SHOWN = 5
+
+
+class LocatedFiles(NamedTuple):
+    """Where N encoded images lie: the absolute path of each in file system encoding, or its content, or None.
+
+    `offsets` and `lengths`, uint64 [N], are the part of the file at a path, both 0 for the whole file. `names` tell the
+    images of a dataset apart.
+    """
+
+    files: list[bytes | memoryview | None]
+    offsets: NDArray[np.uint64]
+    lengths: NDArray[np.uint64]
+    names: list[bytes]
+
+    @classmethod
+    def from_paths(cls, paths: list[bytes]) -> "LocatedFiles":
+        """Return where N whole files lie."""
+        zeros = np.zeros(len(paths), dtype=np.uint64)
+        return cls([*paths], zeros, zeros, paths)
+
+    def take(self, rows: slice | NDArray[np.int64]) -> "LocatedFiles":
+        """Return some of the images."""
+        numbers = range(len(self.files))[rows] if isinstance(rows, slice) else rows.tolist()
+        files, names = [self.files[row] for row in numbers], [self.names[row] for row in numbers]
+        return LocatedFiles(files, self.offsets[rows], self.lengths[rows], names)
+
+    def without(self, is_left_out: NDArray[np.bool_]) -> "LocatedFiles":
+        """Return the images with None in place of some files."""
+        files = [None if skip else file for file, skip in zip(self.files, is_left_out.tolist(), strict=True)]
+        return self._replace(files=files)
+
+
+class FileSource(Source, Protocol):
+    """A source whose images the native extension can read, as they are files, parts of files or bytes in memory."""
+
+    @property
+    def file_root(self) -> str:
+        """Folder of the dataset, under which its indexes are cached."""
+        ...
+
+    def locate_files(self, indices: NDArray[np.int64]) -> LocatedFiles:
+        """Return where images lie, int64 [N]; None in place of the file of one that only `read` can read."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +104,17 @@ class ImageFileSource:
     def name_of(self, index: int) -> str:
         """Return the printable full path."""
         return printable(self.get_path(index))
+
+    @property
+    def file_root(self) -> str:
+        """The root."""
+        return self.root
+
+    def locate_files(self, indices: NDArray[np.int64]) -> LocatedFiles:
+        """Return the paths of images, int64 [N]."""
+        prefix = os.fsencode(self.root) + b"/"
+        listed = [self.paths[index] for index in indices.tolist()]
+        return LocatedFiles.from_paths([path if path.startswith(b"/") else prefix + path for path in listed])
 
     def read(self, index: int) -> Sample:
         """Return (file bytes, label). Raise `ImageError` for a file that is missing, empty or not a regular file."""

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from paceline.core.dataset import ArraySource, DatasetInfo, JoinedNames, Sample, Source
 from paceline.core.errors import DataError
 from paceline.data.pack.reader import PackSource
-from paceline.data.sources.image_files import ImageFileSource
+from paceline.data.sources.huggingface import HuggingFaceSource
+from paceline.data.sources.image_files import FileSource, ImageFileSource, LocatedFiles
+from paceline.data.sources.webdataset import WebDatasetSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,12 +35,47 @@ class SourceSubset:
         source, position = self._find(index)
         return source.name_of(position)
 
+    @property
+    def file_root(self) -> str:
+        """The folder that the files of all sources are in."""
+        return os.path.commonpath([each.file_root for each in self._file_sources])
+
+    def locate_files(self, indices: NDArray[np.int64]) -> LocatedFiles:
+        """Return where images lie, int64 [N], as the sources that have them do."""
+        positions, start = self.indices[indices], 0
+        parts, rows = [], []
+        for source in self._file_sources:
+            rows.append(np.flatnonzero((positions >= start) & (positions < start + len(source))))
+            parts.append(source.locate_files(positions[rows[-1]] - start))
+            start += len(source)
+        joined = LocatedFiles(
+            [file for part in parts for file in part.files],
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+            [name for part in parts for name in part.names],
+        )
+        return joined.take(np.concatenate(rows).argsort())
+
+    @property
+    def _file_sources(self) -> list[FileSource]:
+        return [file_source for each in self.sources if (file_source := find_file_source(each)) is not None]
+
     def _find(self, index: int) -> tuple[Source, int]:
         position, number = int(self.indices[index]), 0
         while position >= len(self.sources[number]):
             position -= len(self.sources[number])
             number += 1
         return self.sources[number], position
+
+
+def find_file_source(source: Source) -> FileSource | None:
+    """Return `source` if the native extension can read its images as files, else None."""
+    match source:
+        case ImageFileSource() | WebDatasetSource() | HuggingFaceSource():
+            return source
+        case SourceSubset(sources=sources) if all(find_file_source(each) is not None for each in sources):
+            return source
+    return None
 
 
 def select_samples(source: Source, indices: NDArray[np.int64], info: DatasetInfo | None = None) -> Source:

@@ -19,7 +19,7 @@ from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
 from paceline.data.bad_images import ImageError
 from paceline.data.files import IMAGE_EXTENSIONS, MAX_SAMPLE_BYTES, RandomAccessFiles, expand_path, printable
-from paceline.data.sources.image_files import build_files_info
+from paceline.data.sources.image_files import LocatedFiles, build_files_info
 from paceline.data.sources.tar import TarMember, TarReader, format_member_name
 from paceline.recipe.schema.source import WebDataset
 
@@ -305,12 +305,27 @@ class WebDatasetSource:
             raise ImageError(self.name_of(index), "is empty (0 bytes)", "make its tar again")
         return data, int(self.labels[index])
 
+    @property
+    def file_root(self) -> str:
+        """The folder that all tars are in."""
+        return os.path.commonpath([os.path.dirname(path) for path in self.files.paths])  # noqa: PTH120 - as text
+
+    def locate_files(self, indices: NDArray[np.int64]) -> LocatedFiles:
+        """Return the parts of tars that hold images, int64 [N]; None for an empty one."""
+        tars = [os.fsencode(self.files.paths[tar]) for tar in self._find_tars(indices).tolist()]
+        names = [b"/".join((tar, self.names[index])) for tar, index in zip(tars, indices.tolist(), strict=True)]
+        lengths = self.lengths[indices].astype(np.uint64)
+        return LocatedFiles([*tars], self.starts[indices], lengths, names).without(lengths == 0)
+
     def name_of(self, index: int) -> str:
         """Return the path of the tar followed by the member's name."""
         return printable(f"{self.files.paths[self._find_tar(index)]}/{os.fsdecode(self.names[index])}")
 
     def _find_tar(self, index: int) -> int:
-        return int(np.searchsorted(self.tar_ends, index, side="right"))
+        return int(self._find_tars(np.array([index]))[0])
+
+    def _find_tars(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.searchsorted(self.tar_ends, indices, side="right")
 
 
 def load_webdataset(section: WebDataset) -> Datasets:

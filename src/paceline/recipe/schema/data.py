@@ -29,7 +29,7 @@ class Progressive(Section):
 class Data(Section):
     """Data, batches and augmentation."""
 
-    added: ClassVar = ("interpolation", "auto_image_size", "sampler", "split")
+    added: ClassVar = ("interpolation", "auto_image_size", "sampler", "split", "cache", "cache_gb")
 
     source: SourceSection = Digits()
     """The dataset."""
@@ -83,15 +83,20 @@ class Data(Section):
     std: tuple[PositiveFloat, ...] | Auto = "auto"
     """Standard deviation per channel, as `mean`; `auto` is the dataset's."""
     loader: Auto | Literal["device", "nvjpeg", "native", "threads", "processes"] = "auto"
-    """How batches are made. `device` keeps the whole dataset on the device. `native` threads decode packs without
-    Python. Python `threads` or `processes` read and decode anything. `nvjpeg` reads with threads and decodes on the
-    GPU. `auto` is the fastest that works, except `nvjpeg`. All give the same samples, labels and augmentation; pixels
-    of `native` and `nvjpeg` differ by rounding."""
+    """How batches are made. `device` keeps the whole dataset on the device. `native` threads decode JPEGs, in packs or
+    as files, without Python. Python `threads` or `processes` read and decode anything. `nvjpeg` reads with threads and
+    decodes on the GPU. `auto` is the fastest that works, except `nvjpeg`. All give the same samples, labels and
+    augmentation; pixels of `native` and `nvjpeg` differ by rounding."""
     workers: NonNegativeInt | Auto = "auto"
     """Worker processes or threads per rank; 0 makes batches in the rank itself."""
     stage: Off | str = "off"
     """Folder in memory or on a local disk, such as /dev/shm, to which the dataset is copied before training, once per
     node, and from which it is removed afterwards."""
+    cache: Auto | Off | str = "auto"
+    """Folder in which the loader `native` keeps indexes of JPEG files, which make all but the first decoding of a file
+    faster and change no pixel; processes and runs share it. `auto` is `~/.cache/paceline/jpeg-index`."""
+    cache_gb: PositiveFloat = 4.0
+    """Size of that folder in GB; beyond it, the indexes that were not used for the longest time are removed."""
     worker_timeout: TimeDuration = "5min"
     """How long a rank waits for a batch from a worker before the run fails. Keep it below `parallel.timeout`, which
     ends the run without naming the image at which the worker hangs."""
@@ -151,6 +156,8 @@ class Data(Section):
             raise ValueError(f"loader {self.loader} cannot work with workers 0 (set workers=1, or loader=auto)")
         if self.loader == "device" and self.workers not in ("auto", 0):
             raise ValueError("workers has no effect with loader device, which has none (leave it at auto)")
+        if self.cache == "off" and self.is_set("cache_gb"):
+            raise ValueError("cache_gb has no effect with cache off (set cache=auto)")
         if self.order == "stored" and self.sampler.name != "shuffle":
             raise ValueError(f"order stored has no effect with sampler {self.sampler.name} (set order=random)")
         if self.augment_on != "auto" and not self.augment:

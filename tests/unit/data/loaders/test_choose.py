@@ -9,6 +9,8 @@ from paceline.data.loaders import choose
 from paceline.data.loaders.choose import LoaderChoice, choose_loader
 from paceline.data.native import NATIVE_MISSING_MESSAGE
 from paceline.data.pack.reader import PackSource
+from paceline.data.sources.image_files import ImageFileSource
+from paceline.data.sources.subset import SourceSubset
 from paceline.recipe.schema.data import Data
 
 INFO = DatasetInfo("made", "train", 8, ("a", "b"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3)
@@ -41,6 +43,13 @@ class Kinds:
         return 8
 
 
+def files_named(*endings: str) -> ImageFileSource:
+    paths = [f"{number}{ending}".encode() for number, ending in enumerate(endings)]
+    return ImageFileSource.from_paths(INFO, "/images", paths, np.zeros(len(paths), dtype=np.int32))
+
+
+JPEGS = files_named(".jpg", ".JPEG", ".jpe", ".png")
+OTHERS = files_named(".jpg", ".png", ".png", ".jpg")
 PACK = PackSource(INFO, Kinds(1), None)  # type: ignore[arg-type]
 KEPT = PackSource(INFO, Kinds(2), None)  # type: ignore[arg-type]
 
@@ -77,6 +86,16 @@ def chosen(
         (PACK, "cuda", {"eval_image_size": 4097}, ("processes", 3)),
         (PACK, "cuda", {"workers": 1025}, ("processes", 1025)),
         (KEPT, "cuda", {}, ("processes", 3)),
+        (JPEGS, "cuda", {"augment": CROPS}, ("native", 3)),
+        (JPEGS, "cpu", {"workers": 0}, ("inline", 0)),
+        (JPEGS, "cuda", {"workers": 7}, ("native", 7)),
+        (JPEGS, "cuda", {"image_size": 4097}, ("processes", 3)),
+        (JPEGS, "cuda", {"loader": "processes"}, ("processes", 3)),
+        (OTHERS, "cuda", {}, ("processes", 3)),
+        (OTHERS, "cuda", {"loader": "native"}, ("native", 3)),
+        (SourceSubset(INFO, (JPEGS, OTHERS), np.array([0, 1, 2, 7])), "cuda", {}, ("native", 3)),
+        (SourceSubset(INFO, (JPEGS, OTHERS), np.array([0, 3, 5, 6])), "cuda", {}, ("processes", 3)),
+        (SourceSubset(INFO, (JPEGS, Files()), np.array([0, 1])), "cuda", {}, ("processes", 3)),
         (Files(), "cuda", {}, ("processes", 3)),
         (Files(), "cpu", {"workers": 0}, ("inline", 0)),
         (Files(), "cpu", {"workers": 40}, ("processes", 40)),
@@ -88,8 +107,9 @@ def test_auto_chooses_the_fastest_supported_loader(source: Source, device: str, 
 
 def test_the_native_loader_has_no_bicubic_interpolation() -> None:
     note = "data.loader: processes, as the faster native loader has no bicubic interpolation"
-    assert chosen(PACK, interpolation="bicubic") == ("processes", 3, note)
-    for source in (KEPT, Files()):
+    for source in (PACK, JPEGS):
+        assert chosen(source, interpolation="bicubic") == ("processes", 3, note)
+    for source in (KEPT, OTHERS, Files()):
         assert chosen(source, interpolation="bicubic") == ("processes", 3, "")
     with pytest.raises(RecipeError, match=r"^data.loader: native resizes bilinearly, and data.interpolation is"):
         chosen(PACK, interpolation="bicubic", loader="native")
@@ -119,11 +139,12 @@ def test_threads_and_processes_support_every_source(loader: str, source: Source)
     assert chosen(source, loader=loader, workers=2) == (loader, 2, "")
 
 
-def test_without_the_core_a_pack_is_read_by_processes_with_a_note(monkeypatch) -> None:
+def test_without_the_core_jpegs_are_read_by_processes_with_a_note(monkeypatch) -> None:
     monkeypatch.setattr(choose, "load_native", lambda: None)
-    found = chosen(PACK)
-    assert found[:2] == ("processes", 3) and NATIVE_MISSING_MESSAGE in found.note
-    assert chosen(KEPT).note == chosen(Files()).note == chosen(PACK, workers=0).note == ""
+    for source in (PACK, JPEGS):
+        found = chosen(source)
+        assert found[:2] == ("processes", 3) and NATIVE_MISSING_MESSAGE in found.note
+    assert chosen(KEPT).note == chosen(Files()).note == chosen(OTHERS).note == chosen(PACK, workers=0).note == ""
 
 
 def test_the_loader_of_the_recipe_is_used_if_it_is_supported() -> None:
@@ -140,7 +161,7 @@ def test_the_loader_of_the_recipe_is_used_if_it_is_supported() -> None:
         (ARRAYS, {"loader": "device", "augment": ("flip",), "augment_on": "host"}, "data.augment_on is host"),
         (ARRAYS, {"loader": "device"}, r"the data is 6\.14 kB, and the GPU has 6\.14 kB free \(set data.loader=auto\)"),
         (ARRAYS, {"loader": "native"}, "native decodes image files, and digits is stored as pixels"),
-        (Files(), {"loader": "native"}, "native reads packs, and data.source is digits .*`paceline data pack`"),
+        (Files(), {"loader": "native"}, "native decodes packs and image files, and data.source is digits .*data pack"),
         (PACK, {"loader": "native", "image_size": 4097}, "images of up to 4,096 px, and data.image_size is 4,097"),
         (PACK, {"loader": "native", "eval_image_size": 5000}, "4,096 px, and data.eval_image_size is 5,000 .lower it"),
         (PACK, {"loader": "native", "workers": 1025}, "has up to 1,024 threads, and data.workers is 1,025"),

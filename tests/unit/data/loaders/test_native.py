@@ -24,7 +24,8 @@ from paceline.data.augment.geometric import BatchFlip
 from paceline.data.bad_images import build_bad_image_policy
 from paceline.data.batch import Batch
 from paceline.data.loaders.batch_maker import BatchMaker
-from paceline.data.loaders.native import BATCHES_AHEAD, BatchFinisher, BatchPlanner, NativeLoader, PageableBuffers
+from paceline.data.loaders.native import BATCHES_AHEAD, BatchFinisher, NativeLoader, PageableBuffers
+from paceline.data.loaders.native_plan import BatchPlanner, PackImages
 from paceline.data.loaders.reader import ImageReader
 from paceline.data.order import BatchSchedule, EvalBatchSchedule, EvalShard, TrainBatchSchedule, TrainOrder
 from paceline.data.resize import CenterCropResizer, RandomCropResizer, Resizer
@@ -166,7 +167,7 @@ def native_loader(
     purpose = "train" if resizer is CROP else "eval"
     augments = build_augments(data.augment, (0.5,) * 3) if purpose == "train" else ()
     flip = augments[0] if augments and isinstance(augments[0], BatchFlip) else None
-    planner = BatchPlanner(pack, schedule, resizer, flip)
+    planner = BatchPlanner(PackImages(pack), schedule, resizer, flip)
     progress = WorkerProgress(3)
     finishers = []
     for worker in range(3):
