@@ -77,8 +77,9 @@ static void read_file(const char *path) {
 
 static void check(const pl_batch *batch, const file *const *which, size_t n, const int32_t *sizes) {
   for (size_t i = 0; i < n; i++) {
+    const pl_box *box = &which[i]->box;
     bool is_same = batch->kind == PL_HEADERS
-                       ? sizes[2 * i] == (int32_t)which[i]->box.height && sizes[2 * i + 1] == (int32_t)which[i]->box.width
+                       ? sizes[2 * i] == (int32_t)box->height && sizes[2 * i + 1] == (int32_t)box->width
                        : memcmp(batch->out + i * IMAGE_BYTES, which[i]->pixels, IMAGE_BYTES) == 0;
     if (batch->status[i] == PL_OK && is_same) continue;
     fprintf(stderr, "image %zu of a batch: status %d, or other pixels\n", i, batch->status[i]);
