@@ -229,7 +229,7 @@ def _write(file: Path, key: str, listed: dict[str, _Kept]) -> None:
     folders = [(name, each.stamp, each.listed_s, [len(part) for part in each.names]) for name, each in listed.items()]
     content = json.dumps({"key": key, "folders": folders}).encode() + b"\n"
     content += b"".join(part for each in listed.values() for part in each.names)
-    if num_images < MIN_IMAGES or len(content) >= _MAX_BYTES:
+    if num_images < MIN_IMAGES or len(content) >= _MAX_BYTES or not file.is_absolute():  # there is no home folder
         return
     with contextlib.suppress(OSError):
         make_folder(file.parent, 0o700, parents=True)

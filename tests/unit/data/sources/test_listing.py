@@ -269,6 +269,14 @@ def test_without_a_folder_to_keep_them_in_listings_are_made_anew(root, kept):
     assert scan(root) == scan(root)
 
 
+def test_without_a_home_folder_nothing_is_kept_in_the_current_one(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "CACHE", "~no-such-user/kept")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    scan(root)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
 def test_file_systems_whose_times_are_not_known_to_be_good_are_listed_anew(root, kept, tmp_path, monkeypatch):
     mounts = tmp_path / "mounts"
     device = root.stat().st_dev
