@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define MAX_AHEAD_BYTES ((uint64_t)8 << 20) /* of a file: the kernel reads all that it is asked for, at once */
+
 /* ---- memory ---------------------------------------------------------------------------------------------------- */
 
 /* Return what madvise does to the pages under memory. */
@@ -38,6 +40,7 @@ static int open_file(const char *path) {
 }
 
 void pl_read_file_ahead(const char *path, uint64_t offset, uint64_t num_bytes) {
+  if (num_bytes == 0 || num_bytes > MAX_AHEAD_BYTES) num_bytes = MAX_AHEAD_BYTES;
   int descriptor = open_file(path);
   if (descriptor < 0) return;
   (void)posix_fadvise(descriptor, (off_t)offset, (off_t)num_bytes, POSIX_FADV_WILLNEED);

@@ -292,6 +292,33 @@ def test_a_progressive_file_that_lacks_a_scan_is_refused(core: NativeExtension) 
         core.index_jpeg(file[:last] + b"\xff\xd9")
 
 
+@pytest.mark.parametrize("contrast", [255, 100, 69, 40, 24, 17, 13])
+def test_coefficients_up_to_8191_are_taken_and_larger_ones_are_refused(core: NativeExtension, contrast: int) -> None:
+    """Columns that alternate: of 64 coefficients the one of the highest frequency across is the largest. Only its
+    quantization factor is changed, which for the widest contrast makes values of 10 bits too large, and so on."""
+    columns = np.tile((np.arange(24) % 2 * contrast).astype(np.uint8), (16, 1))
+    basis = np.cos((2 * np.arange(8) + 1) * 7 * np.pi / 16) / 2
+    largest = abs(round(float((columns[0, :8] * basis).sum() * np.sqrt(8))))
+    file = io.BytesIO()
+    Image.fromarray(columns).save(file, "JPEG", quality=100)
+    limit, place = 8191 // largest, 1 + 28  # behind the table's number; 28 in zigzag order is 7 in a row
+    assert changed(file.getvalue(), DQT, place, 1) == file.getvalue()
+    assert core.index_jpeg(changed(file.getvalue(), DQT, place, limit))
+    with pytest.raises(ValueError, match="coefficients no image has"):
+        core.index_jpeg(changed(file.getvalue(), DQT, place, limit + 1))
+
+
+@pytest.mark.parametrize(("level", "limit"), [(255, 8), (0, 7), (100, 36)])
+def test_means_up_to_8191_are_taken_and_larger_ones_are_refused(core: NativeExtension, level: int, limit: int) -> None:
+    """The first coefficient of a flat block is eight times the distance of its level from 128."""
+    assert limit == 8191 // (8 * abs(level - 128))
+    file = io.BytesIO()
+    Image.new("L", (40, 24), level).save(file, "JPEG", quality=100)
+    assert core.index_jpeg(changed(file.getvalue(), DQT, 1, limit))
+    with pytest.raises(ValueError, match="coefficients no image has"):
+        core.index_jpeg(changed(file.getvalue(), DQT, 1, limit + 1))
+
+
 def test_a_damaged_file_is_refused_or_is_what_pillow_makes_of_it(core: NativeExtension) -> None:
     draw = np.random.default_rng(5)
     indexed = 0

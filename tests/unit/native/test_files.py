@@ -358,6 +358,7 @@ def test_a_file_of_more_than_a_gibibyte_is_left_to_pillow(pool: "Pool", tmp_path
     os.truncate(path, (1 << 30) + 1)
     batch = submit(pool, [os.fsencode(path)], (), [size_of(COPIED["4:2:0"])])
     assert batch.indexes == [None] and batch.status.tolist() == [NOT_INDEXABLE]
+    assert measure(pool, [os.fsencode(path)])[1] == [NOT_INDEXABLE]
 
 
 def test_a_mapped_file_that_was_cut_gets_a_status_and_not_a_bus_error(
