@@ -220,6 +220,8 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
         ("data", "auto_image_size"),
         ("data", "sampler"),
         ("data", "split"),
+        ("data", "cache"),
+        ("data", "cache_gb"),
         ("model", "checkpoint_activations"),
         ("model", "weights_sha256"),
         ("model", "unfreeze"),

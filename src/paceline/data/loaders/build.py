@@ -19,9 +19,9 @@ from paceline.data.augment.geometric import Augment, BatchFlip, Change, FusedCro
 from paceline.data.augment.mixup import build_mixer
 from paceline.data.bad_images import BadImagePolicy, build_bad_image_policy
 from paceline.data.batch import Batch
-from paceline.data.jpeg_index import build_index_cache
 from paceline.data.loaders.batch_maker import BatchMaker, InlineLoader
 from paceline.data.loaders.device import DeviceLoader, load_split_to_device
+from paceline.data.loaders.jpeg_index import build_index_cache
 from paceline.data.loaders.native import BatchFinisher, NativeLoader, PageableBuffers, allocate_pinned
 from paceline.data.loaders.native_files import FileImages
 from paceline.data.loaders.native_plan import BatchPlanner, NativeImages, PackImages
@@ -56,7 +56,7 @@ _STEPS_PER_DRAW = 16
 NUM_REPLAYED_BATCHES = 4
 
 
-def warn_nobody(message: str) -> None:
+def drop_warning(message: str) -> None:
     """Drop a warning."""
 
 
@@ -71,7 +71,7 @@ class LoaderOptions:
     clock: Callable[[], float] | None = None  # returns seconds; None disables timing
     loader: LoaderName = "processes"
     device: torch.device = _CPU  # for the loaders `device` and `nvjpeg`
-    warn: Callable[[str], None] = warn_nobody  # gets a line about what fails without ending the run
+    warn: Callable[[str], None] = drop_warning  # gets a line about what fails without ending the run
 
     @property
     def effective_loader(self) -> LoaderName:

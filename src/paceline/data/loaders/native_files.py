@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.core.units import Duration
-from paceline.data.jpeg_index import FoundIndexes, JpegIndexes
+from paceline.data.loaders.jpeg_index import FoundIndexes, JpegIndexes
 from paceline.data.loaders.native_plan import BatchPlan, DecodeTask
 from paceline.data.loaders.thread import wait_until
 from paceline.data.native import NOT_INDEXABLE, RESIZED, UNREADABLE
@@ -51,8 +51,9 @@ class FileImages:
         self._measuring: _Measuring | None = None
 
     def start(self, pool: "Pool") -> None:
-        """Decode in `pool` from now on."""
+        """Decode in `pool` from now on, with the indexes that others have written meanwhile."""
         self._pool, self._measuring = pool, None
+        self.indexes.refresh()
 
     def finish(self) -> None:
         """Write the new indexes, and forget the pool."""

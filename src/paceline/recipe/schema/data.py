@@ -95,7 +95,7 @@ class Data(Section):
     cache: Auto | Off | str = "auto"
     """Folder in which the loader `native` keeps indexes of JPEG files, which make all but the first decoding of a file
     faster and change no pixel; processes and runs share it. `auto` is `~/.cache/paceline/jpeg-index`."""
-    cache_gb: PositiveFloat = 4.0
+    cache_gb: PositiveFloat = 8.0
     """Size of that folder in GB; beyond it, the indexes that were not used for the longest time are removed."""
     worker_timeout: TimeDuration = "5min"
     """How long a rank waits for a batch from a worker before the run fails. Keep it below `parallel.timeout`, which

@@ -19,9 +19,9 @@ from paceline.core.pixels import PixelFormat
 from paceline.core.units import Duration
 from paceline.data.batch import Batch
 from paceline.data.convert.pack_writer import PackOptions, write_pack
-from paceline.data.jpeg_index import NoIndexCache
 from paceline.data.loaders import build, native_plan
 from paceline.data.loaders.build import LoaderOptions, build_eval_loader, build_train_loader
+from paceline.data.loaders.jpeg_index import NoIndexCache
 from paceline.data.loaders.native_files import FileImages
 from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 from paceline.data.order import EvalShard, TrainOrder

@@ -7,14 +7,12 @@ one costs time and changes no pixel.
 
 import contextlib
 import hashlib
-import math
 import os
 import re
 import secrets
 import stat
 import struct
 import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,15 +32,12 @@ from paceline.recipe.schema.data import Data
 _DEFAULT_FOLDER: Final = "~/.cache/paceline/jpeg-index"
 # Entries that are held in memory before they are written: a killed run loses no more than these.
 _SEGMENT_BYTES: Final = 64 << 20
-# How often what was added is written, and what others have written is found, if an index is missing or not.
-_SYNC_S: Final = 10.0
-_SYNC_COMPLETE_S: Final = 600.0
-_LOCK_TIMEOUT_S: Final = 10.0
+# Of what is stored, the part that must have been added before a segment is written only because it is needed again.
+_WORTHWHILE: Final = 1 / 16
+_LOCK_ATTEMPTS: Final = 200
 _LOCK_POLL_S: Final = 0.05
-# By how much the clock of a file system may lag behind this host's.
-_CLOCK_LAG_NS: Final = 10**9
-# `CREATED-RANDOM.index`; no other file is ever removed.
-_SEGMENT_NAME: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}\.index")
+# `NUMBER-RANDOM.index`; no other file is ever removed.
+_SEGMENT_NAME: Final = re.compile(r"([0-9]{8})-[0-9a-f]{16}\.index")
 _MAGIC: Final = b"PLINDEX1"
 _HEADER: Final = struct.Struct("<8sQQQ")  # magic, start of the table, number of entries, CRC-32 of the table
 _ROW: Final = np.dtype(
@@ -82,6 +77,10 @@ class FoundIndexes(NamedTuple):
 class JpegIndexes(Protocol):
     """The indexes of the files of one dataset, by name. `add` may be called from any thread."""
 
+    def refresh(self) -> None:
+        """Find what other processes have written."""
+        ...
+
     def find(self, names: Sequence[bytes]) -> FoundIndexes:
         """Return the indexes of N files."""
         ...
@@ -97,6 +96,9 @@ class JpegIndexes(Protocol):
 
 class NoIndexCache:
     """Store nothing."""
+
+    def refresh(self) -> None:
+        """Do nothing."""
 
     def find(self, names: Sequence[bytes]) -> FoundIndexes:
         """Find nothing."""
@@ -122,7 +124,7 @@ def build_index_cache(data: Data, root: str, warn: Callable[[str], None]) -> Jpe
 
 # `FOLDER/DATASET/` has the segments of a dataset, named by the hash of its root. A segment is written at once and
 # never changed: header, entries, and a table of them. Processes of all ranks and runs write segments of their own, and
-# find those of others in `refresh`. A file's newest index counts.
+# find those of others in `refresh`. They are numbered, and a file's newest index counts.
 class IndexCache:
     """The indexes of the files of the dataset at `root`, stored below `folder`, of at most `max_bytes` in all.
 
@@ -134,27 +136,22 @@ class IndexCache:
         self._own_folder = folder / hashlib.blake2b(os.fsencode(root), digest_size=8).hexdigest()
         self._max_bytes = max_bytes
         self._warn = warn
-        self._started_ns = time.time_ns() - _CLOCK_LAG_NS
         self._segments: dict[str, _Segment | None] = {}  # by file name, in order of creation; None: not usable
         self._buffers: tuple[memoryview, ...] = ()
         self._table = _Table(_NO_ROWS)  # of all segments
-        self._synced_s = -math.inf
         self._lock = threading.Lock()  # of the following
         self._added: dict[int, tuple[int, int, bytes]] = {}  # by the hash of the name: height, width and index
         self._added_bytes = 0
         self._can_write = True
 
     def refresh(self) -> None:
-        """Find what other processes have written, and mark the segments of the dataset as used."""
-        try:
-            names = sorted(entry.name for entry in os.scandir(self._own_folder) if _SEGMENT_NAME.fullmatch(entry.name))
-        except OSError:  # nothing was written yet, or it cannot be read
-            names = []
+        """Find what other processes have written; mark the segments of the dataset as used if there are new ones."""
+        names = self._list_segments()
+        if names == list(self._segments):
+            return
         for name in names:
             with contextlib.suppress(OSError):
                 os.utime(self._own_folder / name)
-        if names == list(self._segments):
-            return
         known = self._segments
         self._segments = {name: known[name] if name in known else self._open(name) for name in names}
         segments = [segment for segment in self._segments.values() if segment is not None]
@@ -165,16 +162,14 @@ class IndexCache:
         """Return the indexes of N files; write those that were added if one of them is needed again."""
         keys = _hash(names)
         found, is_missing = self._table.get(self._buffers, keys)
-        interval_s = _SYNC_S if is_missing.any() else _SYNC_COMPLETE_S
-        if time.monotonic() - self._synced_s < interval_s:
+        if not is_missing.any():
             return found
         with self._lock:
-            is_added = any(key in self._added for key in keys[is_missing].tolist())
-        if is_added:
+            is_worthwhile = len(self._added) > _WORTHWHILE * len(self._table)
+            is_needed = is_worthwhile and any(key in self._added for key in keys[is_missing].tolist())
+        if is_needed:
             self.seal()
         self.refresh()
-        # Early in a run, so that an epoch of a few seconds is followed by one that has its indexes.
-        self._synced_s = time.monotonic() if is_added or self._segments else -math.inf
         return self._table.get(self._buffers, keys)[0]
 
     def add(self, names: Sequence[bytes], sizes: NDArray[np.integer], indexes: Sequence[bytes]) -> None:
@@ -208,6 +203,13 @@ class IndexCache:
             if is_first:
                 self._warn(f"data.cache: indexes of JPEG files are no longer written: {problem}")
 
+    def _list_segments(self) -> list[str]:
+        try:
+            names = [path.name for path in self._own_folder.iterdir()]
+        except OSError:  # nothing was written yet, or it cannot be read
+            return []
+        return sorted(name for name in names if _SEGMENT_NAME.fullmatch(name))
+
     def _open(self, name: str) -> "_Segment | None":
         try:
             return _Segment.open(self._own_folder / name)
@@ -224,10 +226,11 @@ class IndexCache:
             remove_abandoned(self._own_folder)
             if not self._make_room(num_bytes):
                 return (
-                    f"{printable(self._folder)} has {size(self._max_bytes)} that runs use (raise data.cache_gb, "
-                    f"or set data.cache=off)"
+                    f"those of this dataset fill the {size(self._max_bytes)} of {printable(self._folder)} (raise "
+                    f"data.cache_gb, or remove the folder if the images have changed)"
                 )
-            name = f"{time.time_ns():016x}-{secrets.token_hex(8)}.index"
+            number = 1 + max((int(name.partition("-")[0]) for name in self._list_segments()), default=0)
+            name = f"{number:08}-{secrets.token_hex(8)}.index"
             # Not flushed to disk: after a power failure the checksum of the table shows an incomplete segment.
             with replace_file(self._own_folder / name, sync=False) as file:
                 file.write(header)
@@ -236,15 +239,16 @@ class IndexCache:
         return ""
 
     def _lock_room(self) -> FileLock:
-        deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
-        while (lock := acquire_file_lock(self._folder / "room.lock", is_exclusive=True, should_wait=False)) is None:
-            if time.monotonic() > deadline_s:
-                raise TimeoutError("another process holds room.lock")
-            time.sleep(_LOCK_POLL_S)
-        return lock
+        pause = threading.Event()
+        for _ in range(_LOCK_ATTEMPTS):
+            lock = acquire_file_lock(self._folder / "room.lock", is_exclusive=True, should_wait=False)
+            if lock is not None:
+                return lock
+            pause.wait(_LOCK_POLL_S)
+        raise TimeoutError("another process holds room.lock")
 
     def _make_room(self, num_bytes: int) -> bool:
-        """Remove the least recently used segments of any dataset until `num_bytes` fit; return whether they do."""
+        """Remove the least recently used segments of other datasets until `num_bytes` fit; return whether they do."""
         stored = []
         for path in self._folder.glob("*/*.index"):
             with contextlib.suppress(OSError):
@@ -252,11 +256,11 @@ class IndexCache:
                 if _SEGMENT_NAME.fullmatch(path.name) and stat.S_ISREG(status.st_mode):
                     stored.append((status.st_mtime_ns, status.st_size, path))
         excess = sum(stored_bytes for _, stored_bytes, _ in stored) + num_bytes - self._max_bytes
-        # Without those in use since this process began: a dataset larger than the cache would evict its own.
-        unused = sorted(each for each in stored if each[0] < self._started_ns)
-        if excess > sum(stored_bytes for _, stored_bytes, _ in unused):
+        # A dataset larger than the cache would evict in each epoch what the next one needs.
+        others = sorted(each for each in stored if each[2].parent != self._own_folder)
+        if excess > sum(stored_bytes for _, stored_bytes, _ in others):
             return False
-        for _, stored_bytes, path in unused:
+        for _, stored_bytes, path in others:
             if excess <= 0:
                 break
             path.unlink(missing_ok=True)
@@ -270,6 +274,9 @@ class _Table:
     def __init__(self, rows: NDArray[np.void]) -> None:
         self._rows = rows
         self._names = np.ascontiguousarray(rows["name"])
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def get(self, buffers: tuple[memoryview, ...], keys: NDArray[np.uint64]) -> tuple[FoundIndexes, NDArray[np.bool_]]:
         """Return the indexes of N files by the hashes of their names, uint64 [N], and which are missing, bool [N].
