@@ -117,8 +117,10 @@ def build_train_loader(
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
     """Build the loader of a rank's part of an evaluation; images are `image_size` pixels squared."""
     schedule, resizer = EvalBatchSchedule(shard, image_size), build_eval_resizer(data)
+    policy = build_bad_image_policy(data, "eval")
+    # A sampler of training images may change between two iterators (`data.sampler=hard`), but this schedule does not.
     return _LoaderBuilder(
-        source, schedule, resizer, build_bad_image_policy(data, "eval"), (), data.worker_timeout, options
+        source, schedule, resizer, policy, (), data.worker_timeout, options, keeps_workers=True
     ).build()
 
 
@@ -131,6 +133,7 @@ class _LoaderBuilder:
     augments: tuple[Augment, ...]
     timeout: Duration
     options: LoaderOptions
+    keeps_workers: bool = False
 
     def build(self) -> Loader:
         options = self.options
@@ -165,9 +168,15 @@ class _LoaderBuilder:
     def _build_process_loader(self) -> ProcessLoader:
         workers, progress = self.options.workers, WorkerProgress(self.options.workers)
         (batch_maker,) = self._build_batch_makers([progress], self._fused_augments)
-        name_of = self.source.name_of
         return ProcessLoader(
-            batch_maker, workers, self.options.pin_memory, self.timeout, progress, name_of, self._loader_stats
+            batch_maker,
+            workers,
+            keeps_workers=self.keeps_workers,
+            pin_memory=self.options.pin_memory,
+            timeout=self.timeout,
+            progress=progress,
+            name_of=self.source.name_of,
+            loader_stats=self._loader_stats,
         )
 
     def _build_thread_loader(
