@@ -43,8 +43,8 @@ def predict(options: PredictOptions) -> int:
         from paceline.core.host import rank_cores
         from paceline.inference.classifier import load_classifier
         from paceline.inference.images import STDIN_NAME, list_images
+        from paceline.inference.predict import load_images
         from paceline.inference.predict import predict_images as predicted
-        from paceline.inference.predict import read_images
         from paceline.inference.reference import Rejector
         from paceline.parallel.device import set_threads
 
@@ -66,9 +66,7 @@ def predict(options: PredictOptions) -> int:
         build_printer(
             "json" if options.as_json else options.format, classifier.checkpoint, top, rejects=rejector is not None
         ) as show,
-        contextlib.closing(
-            read_images(classifier, paths, threads=rank_cores(world), num_ahead=2 * options.batch_size)
-        ) as pictures,
+        contextlib.closing(load_images(classifier, paths, cores=rank_cores(world))) as pictures,
         _explaining(options, classifier, pictures) as (images, explain),
     ):
         for each in predicted(classifier, images, batch_size=options.batch_size, top=top, rejector=rejector):

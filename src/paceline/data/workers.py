@@ -39,6 +39,8 @@ _OPEN_FILES_FOLDER = Path("/proc/self/fd")
 _TENSORS_PER_BATCH = 3
 # Files per worker: ends of its queue, its sentinel, and the sockets that hand over a batch.
 _FILES_PER_WORKER = 6
+# Loaders with workers: training, validation, `train.eval_train`, and the losses of `data.sampler=hard`.
+_MAX_LOADERS = 4
 # Files that a rank opens later: checkpoints, logs, and images that it reads.
 _SPARE_FILES = 64
 _PAGE_BYTES = 4096
@@ -66,6 +68,11 @@ class WorkerProgress:
     def clear(self) -> None:
         """Reset all rows."""
         self._rows[:] = -1
+        self._made[:] = 0
+
+    def clear_positions(self) -> None:
+        """Reset all rows but the process ids, while the workers are idle."""
+        self._rows[:, 1:] = -1
         self._made[:] = 0
 
     def set_start(self, worker: int, batch: int) -> None:
@@ -181,7 +188,7 @@ def preserve_sigchld_handler() -> Iterator[None]:
 
 
 class WorkerSupervisor:
-    """Watch the workers of a loader in a thread, and end them when the context exits."""
+    """Watch the workers of a loader in a thread until the context exits, and kill them if one dies or hangs."""
 
     def __init__(
         self,
@@ -207,10 +214,7 @@ class WorkerSupervisor:
 
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
-        self._watcher.join()
-        self._kill()
-        for process in self._processes:
-            process.join()
+        self._watcher.join(2 * POLL_S)  # not for ever: at interpreter exit, this thread no longer runs
 
     def wait_for(self, number: int, batches: Iterator[Any]) -> Any:
         """Return batch `number`: the next item of `batches`, a DataLoader iterator with a timeout of `POLL_S`.
@@ -335,7 +339,8 @@ def _check_shared_memory(workers: int, prefetch: int, batch_bytes: int, local_ra
 
 def _check_open_files(workers: int, prefetch: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    per_worker = 2 * (_FILES_PER_WORKER + _TENSORS_PER_BATCH * prefetch)  # twice: training and evaluation
+    # Evaluation workers stay alive, but only those of training and of one evaluation have batches.
+    per_worker = _MAX_LOADERS * _FILES_PER_WORKER + 2 * _TENSORS_PER_BATCH * prefetch
     others = _count_open_files() + _SPARE_FILES
     needed = others + workers * per_worker
     if soft == resource.RLIM_INFINITY or needed <= soft:

@@ -1,5 +1,6 @@
 """Read images in threads, in order and ahead of the model, and rank the classes of each."""
 
+import contextlib
 import os
 import stat
 from collections import deque
@@ -10,13 +11,19 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.dataset import JoinedNames
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.results import printable_class_name
 from paceline.data.bad_images import ImageError
 from paceline.data.files import printable
+from paceline.data.loaders.build import LoaderOptions, build_eval_loader
+from paceline.data.loaders.choose import LoaderChoice, choose_loader
+from paceline.data.order import EvalShard
+from paceline.data.sources.image_files import ImageFileSource, build_files_info
 from paceline.inference.classifier import Classifier
 from paceline.inference.images import UnreadableImage
 from paceline.inference.reference import Rejector
@@ -26,6 +33,11 @@ from paceline.parallel.device import create_thread_pool
 # Size of the largest image that is decoded: 128 million pixels, four channels of 16 bits, uncompressed.
 _MAX_IMAGE_BYTES = 2**30
 _CHUNK_BYTES = 2**20
+# Paths that are listed before their images are read, at first and at most: workers start anew for each list.
+_FIRST_PATHS = 256
+_MAX_PATHS = 4096
+# Images per batch of the loader.
+_LOADER_BATCH = 16
 # Same k as evaluation (`training.metrics.predict_batch`): it determines the order of ties in `topk`.
 _EVAL_TOP_K = 5
 
@@ -60,6 +72,65 @@ def read_images(
             yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)  # the consumer may stop early
+
+
+def load_images(
+    classifier: Classifier, paths: Iterable[Path | UnreadableImage], *, cores: int
+) -> Generator[InputImage | UnreadableImage, None, None]:
+    """Yield what `read_images` does, by the loader and number of workers of the run's evaluation, on `cores` CPU cores.
+
+    It reads up to 4,096 of `paths` ahead, fewer at first.
+    """
+    if classifier.preprocessing.is_pixels:  # evaluation takes such pixels from memory
+        yield from read_images(classifier, paths, threads=cores, num_ahead=2 * _LOADER_BATCH * cores)
+        return
+    remaining, num_paths = iter(paths), _FIRST_PATHS
+    while chunk := list(islice(remaining, num_paths)):
+        yield from _load_chunk(classifier, chunk, cores)
+        num_paths = min(2 * num_paths, _MAX_PATHS)
+
+
+def _load_chunk(
+    classifier: Classifier, paths: Sequence[Path | UnreadableImage], cores: int
+) -> Generator[InputImage | UnreadableImage, None, None]:
+    files = [path for path in paths if isinstance(path, Path) and _is_image_sized_file(path)]
+    with contextlib.closing(_load_files(classifier, files, cores)) as loaded:
+        are_files = set(files)
+        for path in paths:
+            if isinstance(path, Path) and path in are_files and (pixels := next(loaded)) is not None:
+                yield InputImage(path, pixels)
+            else:  # an image that the loader cannot read is read again, for its message
+                yield _read_image(classifier, path)
+
+
+def _load_files(classifier: Classifier, files: Sequence[Path], cores: int) -> Generator[Tensor | None, None, None]:
+    """Yield the image of each of `files`, or None if it cannot be read."""
+    preprocessing, data = classifier.preprocessing, classifier.recipe.data
+    # The loaders of other sources and of a GPU do not read files, or not with the same pixels.
+    has_own_loader = data.loader in ("device", "native", "nvjpeg")
+    data = data.model_copy(update={"on_bad_image": "skip", **({"loader": "auto"} if has_own_loader else {})})
+    info = build_files_info("images", "val", len(files), classifier.classes, preprocessing.pixel_format)
+    names = JoinedNames.from_list([os.fsencode(path) for path in files])
+    source = ImageFileSource(info, os.path.curdir, names, np.zeros(len(files), dtype=np.int32))
+    choice = choose_loader(data, source, device="cpu", cores=cores, free_bytes=0)
+    if choice.loader == "inline":  # the same pixels, in parallel
+        choice = LoaderChoice("threads", cores)
+    # Small batches, so that all workers have some.
+    shard = EvalShard(len(files), max(1, min(_LOADER_BATCH, len(files) // (2 * choice.workers))))
+    options = LoaderOptions(choice.workers, pin_memory=False, loader=choice.loader)
+    loader = build_eval_loader(data, source, shard, preprocessing.image_size, options)
+    with contextlib.closing(loader):
+        for number, batch in enumerate(loader.batches(0, shard.num_batches)):
+            images = dict(zip(batch.indices.tolist(), batch.images, strict=True))
+            yield from map(images.get, shard.indices(number).tolist())
+
+
+def _is_image_sized_file(path: Path) -> bool:
+    try:
+        status = path.stat()
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_IMAGE_BYTES
 
 
 def _read_image(classifier: Classifier, path: Path | UnreadableImage) -> InputImage | UnreadableImage:

@@ -128,7 +128,8 @@ def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: 
     """Build the loader of a rank's part of an evaluation; images are `image_size` pixels squared."""
     schedule, resizer = EvalBatchSchedule(shard, image_size), build_eval_resizer(data)
     policy = build_bad_image_policy(data, "eval")
-    return _LoaderBuilder(source, schedule, resizer, policy, (), data, options).build()
+    # A sampler of training images may change between two iterators (`data.sampler=hard`), but this schedule does not.
+    return _LoaderBuilder(source, schedule, resizer, policy, (), data, options, keeps_workers=True).build()
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ class _LoaderBuilder:
     augments: tuple[Augment, ...]
     data: Data
     options: LoaderOptions
+    keeps_workers: bool = False
 
     def build(self) -> Loader:
         options = self.options
@@ -174,15 +176,15 @@ class _LoaderBuilder:
     def _build_process_loader(self) -> ProcessLoader:
         workers, progress = self.options.workers, WorkerProgress(self.options.workers)
         (batch_maker,) = self._build_batch_makers([progress], self._fused_augments)
-        name_of = self.source.name_of
         return ProcessLoader(
             batch_maker,
             workers,
-            self.options.pin_memory,
-            self.data.worker_timeout,
-            progress,
-            name_of,
-            self._loader_stats,
+            keeps_workers=self.keeps_workers,
+            pin_memory=self.options.pin_memory,
+            timeout=self.data.worker_timeout,
+            progress=progress,
+            name_of=self.source.name_of,
+            loader_stats=self._loader_stats,
         )
 
     def _build_thread_loader(
