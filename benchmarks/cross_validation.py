@@ -186,7 +186,7 @@ def read_classes(root: Path, classes: Path) -> Any:
     both = build_datasets(Folder(root=str(root)), may_download=False)
     names = sorted(set(class_of_folder.values()))
     numbers = np.array([names.index(class_of_folder[name]) for name in both.train.info.class_names])
-    parts = [read_resized(source, range(len(source))) for source in (both.train, both.val)]
+    parts = [read_resized(source, range(len(source))) for source in (both.train, both.val) if len(source)]
     images, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
     return (images, numbers[labels], images[:10], numbers[labels[:10]], names)
 

@@ -92,7 +92,9 @@ def test_skipped_images_are_counted_and_workers_do_not_change_the_run(
     ranks, damaged_images: Path, tmp_path: Path, lines_of, num_ranks: int
 ) -> None:
     inline = ranks(*skip_args(damaged_images, "inline", "data.workers=0"), ranks=num_ranks).result
-    ahead = ranks(*skip_args(damaged_images, "ahead", "data.workers=1"), ranks=num_ranks).result
+    ahead = ranks(
+        *skip_args(damaged_images, "ahead", "data.loader=processes", "data.workers=1"), ranks=num_ranks
+    ).result
     assert inline["weights_sha256"] == ahead["weights_sha256"]
     for name, result in (("inline", inline), ("ahead", ahead)):
         assert result["status"] == "completed"
@@ -244,15 +246,16 @@ def test_a_worker_that_dies_or_hangs_ends_the_run_in_one_line(
     fork, images: Path, tmp_path: Path, clean, fault: signal.Signals, says: str
 ) -> None:
     endless = ("train.epochs=100000", "train.eval_every=off", "checkpoint.every=off", "log.every=1st")
-    run = fork(*folder_args(images, *endless, "data.workers=2", "data.worker_timeout=3s", "--run-dir", "run"))
-    workers = workers_of(run, tmp_path / "run")
-    workers[0].send_signal(fault)
+    workers = ("data.loader=processes", "data.workers=2", "data.worker_timeout=3s")
+    run = fork(*folder_args(images, *endless, *workers, "--run-dir", "run"))
+    started = workers_of(run, tmp_path / "run")
+    started[0].send_signal(fault)
     hurt = time.monotonic()
     (error,) = run.errors(60)
     assert time.monotonic() - hurt < 10
     assert run.process.exitcode == 1
     assert says in error and " in the batch of step " in error
-    _, alive = psutil.wait_procs(workers, timeout=5)
+    _, alive = psutil.wait_procs(started, timeout=5)
     assert not alive
     clean(tmp_path / "run", within_s=5.0)
 
@@ -315,7 +318,7 @@ def test_too_little_shared_memory_is_refused_before_the_run(fork, images: Path, 
         if libc.mount(None, b"/", None, 0x44000, None) or libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=1m"):
             os._exit(77)
 
-    run = fork(*folder_args(images, "data.workers=2", "data.image_size=128"), prepare=shrink)
+    run = fork(*folder_args(images, "data.loader=processes", "data.workers=2", "data.image_size=128"), prepare=shrink)
     errors = run.errors(60)
     if run.process.exitcode == 77:
         pytest.skip("mounts of one's own are not allowed here")
@@ -327,7 +330,7 @@ def test_too_little_shared_memory_is_refused_before_the_run(fork, images: Path, 
 # matrix: 43
 def test_a_low_limit_of_open_files_is_refused_before_the_run(fork, images: Path) -> None:
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
-    run = fork(*folder_args(images, "data.workers=2"), prepare=limit)
+    run = fork(*folder_args(images, "data.loader=processes", "data.workers=2"), prepare=limit)
     (error,) = run.errors(60)
     assert run.process.exitcode == 2
     assert "opens up to " in error and "the limit is 64 (set data.workers=0, or raise it: ulimit -n " in error
