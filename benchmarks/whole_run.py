@@ -13,8 +13,8 @@ cores, in float32: random-resized crops and flips, SGD and a cosine schedule, an
 Everything else is each program's default. The number of training images divides by the batch, as some drop the rest.
 
 Each round runs every program for one epoch and for two, forwards and then backwards; the difference is the second
-epoch, and `first` is start-up, one epoch and the end. Every run has a new home folder, so that no index of JPEG files is
-left from an earlier one, but for `paceline again`, which keeps it. `cpu_s` are CPU seconds of the program with all its
+epoch, and `first` is start-up, one epoch and the end. Every run has a new home folder, so that no index of JPEG files
+is left from an earlier one, but for `paceline again`, which keeps it. `cpu_s` are those of the program with all its
 processes, which a busy machine disturbs least. Files are in the page cache. Speed is measured, not checked: the exit
 status is 0.
 """

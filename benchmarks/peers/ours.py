@@ -23,8 +23,8 @@ from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, Pack
 
 NAMES = ("inline", "device", "threads", "processes", "native", "files", "indexed_files")
-"""Loaders of paceline. `files` is the native one of plain JPEG files, which decodes each without an index, as in a first
-epoch; `indexed_files` has the index of an earlier epoch, which `--prepare` writes."""
+"""Loaders of paceline. `files` is the native one of plain JPEG files without an index, as in a first epoch, and
+`indexed_files` that with the index of an earlier epoch, which `--prepare` writes."""
 NATIVE = ("native", "files", "indexed_files")
 OF_PIXELS = ("inline", "device")
 ENDLESS = 1 << 40
