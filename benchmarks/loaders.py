@@ -7,6 +7,9 @@ the images as they are (raw pixels, 500 at most); both at 80 % or more of what d
 Resident small images come at least 25 times as fast as torchvision's one by one. Beside a main thread that is busy in
 Python a native thread keeps 80 % of its rate, and costs it less than 5 %.
 
+A folder is read natively too: in its first epoch, when each JPEG is decoded without an index (not counting the time to
+store the index), and later with it. Evaluation crops centers.
+
 FFCV's raw pixels at short side 256 are measured too: ten times the bytes of our pack, and a center crop is a mere copy.
 
     sh benchmarks/peers/setup.sh /tmp/peers
@@ -71,13 +74,20 @@ PEERS = [
     Contender("FFCV raw", "256", "peers/ffcv_loader.py", "raw500", is_peer=True),
     Contender("SPDL threads", "jpeg", "peers/threads_loader.py", "spdl", is_peer=True),
     Contender("Grain threads", "jpeg", "peers/threads_loader.py", "grain", is_peer=True),
+    Contender("LitData", "jpeg", "peers/streams_loader.py", "litdata", is_peer=True),
+    Contender("MosaicML streaming", "jpeg", "peers/streams_loader.py", "streaming", is_peer=True),
+    Contender("WebDataset", "jpeg", "peers/streams_loader.py", "webdataset", is_peer=True),
 ]
 OURS = [
     Contender("paceline folder, processes", "jpeg", "peers/ours.py", "processes"),
     Contender("paceline folder, threads", "jpeg", "peers/ours.py", "threads"),
+    Contender("paceline folder, native, epoch 1", "jpeg", "peers/ours.py", "files"),
+    Contender("paceline folder, native, indexed", "jpeg", "peers/ours.py", "indexed_files"),
     Contender("paceline pack, native", "jpeg", "peers/ours.py", "native"),
     Contender("paceline pack, native", "256", "peers/ours.py", "native"),
 ]
+WRITING = ("peers/ffcv_loader.py", "peers/streams_loader.py")
+"""Programs that write files of their own first."""
 PIXELS = [
     Contender("torchvision one by one", "pixels", "peers/pixels_loader.py", "per_sample"),
     Contender("paceline inline", "pixels", "peers/ours.py", "inline"),
@@ -102,6 +112,7 @@ class Section:
 def sections(args: argparse.Namespace) -> list[Section]:
     """Return what is measured, as far as it was asked for and there is a python to run it."""
     photographs = [each for each in (*TORCHVISION, *PEERS, *OURS) if args.peers or not each.is_peer]
+    photographs = [each for each in photographs if not args.loaders or each.name in args.loaders]
     main_ones = [each for each in photographs if each.key in MAIN]
     every = [
         Section("train", photographs),
@@ -113,12 +124,16 @@ def sections(args: argparse.Namespace) -> list[Section]:
     return [section for section in every if not args.only or section.name in args.only]
 
 
+NOT_MEASURED = {"slipstream": "not measured: PyPI has no image loader of that name"}
+"""Loaders that could not be installed, and why."""
 MAIN = (
     "torchvision PIL float (jpeg)",
     "DALI fused (jpeg)",
     "FFCV max 500 raw (jpeg)",
     "FFCV raw (256)",
     "paceline folder, processes (jpeg)",
+    "paceline folder, native, epoch 1 (jpeg)",
+    "paceline folder, native, indexed (jpeg)",
     "paceline pack, native (jpeg)",
     "paceline pack, native (256)",
 )
@@ -181,6 +196,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=5.0, help="a window (default: 5)")
     parser.add_argument("--workers", type=int, default=2, help="processes or threads of each loader (default: 2)")
     parser.add_argument("--only", action="append", help="a section: train, 'train scale 0.35', eval, pixels or beside")
+    parser.add_argument("--loader", dest="loaders", action="append", help="a loader of photographs, such as LitData")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     args = parser.parse_args()
     if args.rounds < 1:
@@ -201,8 +217,9 @@ def prepare(args: argparse.Namespace, cache: Path) -> dict[str, dict[str, Path]]
         "peer": {"jpeg": train, "256": cache / "256" / "train", "pixels": cache},
         "pack": {"jpeg": cache / "jpeg.pack", "256": cache / "256.pack", "pixels": cache},
     }
-    for each in PEERS if args.peers else ():
-        if each.program == "peers/ffcv_loader.py":
+    written = [each for each in PEERS if args.peers and each.program in WRITING]
+    for each in (*written, *(each for each in OURS if each.word == "indexed_files")):
+        if not args.loaders or each.name in args.loaders:
             run([*command(each, args, places, cache), "--prepare"])
     return places
 
@@ -329,9 +346,13 @@ def versions(python: Path | None) -> dict[str, str]:
     """Return the versions of the peers."""
     if python is None:
         return {}
-    names = ("torch", "torchvision", "Pillow", "ffcv", "nvidia-dali-cuda130", "grain", "spdl-core", "numpy")
-    code = f"import json, importlib.metadata as m; print(json.dumps({{name: m.version(name) for name in {names!r}}}))"
-    return json.loads(run([str(python), "-c", code]))
+    names = ("torch", "torchvision", "Pillow", "numpy", "ffcv", "nvidia-dali-cuda130", "grain", "spdl-core", "litdata")
+    names += ("mosaicml-streaming", "webdataset")
+    code = (
+        "import json, importlib.metadata as m; had = {each.name for each in m.distributions()}; "
+        f"print(json.dumps({{name: m.version(name) if name in had else 'not installed' for name in {names!r}}}))"
+    )
+    return {**json.loads(run([str(python), "-c", code])), **NOT_MEASURED}
 
 
 def table(result: dict[str, Any]) -> str:

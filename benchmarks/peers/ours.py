@@ -22,7 +22,10 @@ from paceline.recipe.schema.augment import Flip, PadCrop, RandomResizedCrop
 from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, Pack
 
-NAMES = ("inline", "device", "threads", "processes", "native")
+NAMES = ("inline", "device", "threads", "processes", "native", "files", "indexed_files")
+"""Loaders of paceline. `files` is the native one of plain JPEG files without an index, as in a first epoch, and
+`indexed_files` that with the index of an earlier epoch, which `--prepare` writes."""
+NATIVE = ("native", "files", "indexed_files")
 OF_PIXELS = ("inline", "device")
 ENDLESS = 1 << 40
 TURNS = 4
@@ -48,7 +51,9 @@ def data_of(options: ContenderOptions) -> Data:
     is_pack = options.data.suffix == ".pack"
     root = str(options.data)
     source = Pack(root=root) if is_pack else Folder(train_root=root, val_root=root)
-    return Data(source=source, augment=(RandomResizedCrop(scale=options.scale), Flip()))
+    index = {"files": {"cache": "off"}, "indexed_files": {"cache": str(options.cache / "jpeg-index")}}
+    augment = (RandomResizedCrop(scale=options.scale), Flip())
+    return Data(source=source, augment=augment, **index.get(options.name, {}))
 
 
 def source_of(options: ContenderOptions, data: Data) -> Source:
@@ -62,7 +67,8 @@ def source_of(options: ContenderOptions, data: Data) -> Source:
 
 def loader_of(options: ContenderOptions, data: Data, source: Source) -> Loader:
     """Return the loader that is measured, of uint8 batches."""
-    loader_options = LoaderOptions(options.workers, pin_memory=False, loader=options.name)
+    name = "native" if options.name in NATIVE else options.name
+    loader_options = LoaderOptions(options.workers, pin_memory=False, loader=name)
     size = 32 if options.name in OF_PIXELS else options.size
     if options.is_train:
         order = TrainOrder(0, len(source), min(options.batch, len(source)))
@@ -87,6 +93,12 @@ def main() -> None:
     data = data_of(options)
     source = source_of(options, data)
     loader = loader_of(options, data, source)
+    if options.prepare:
+        for _ in loader.batches(0, -(-len(source) // options.batch) + 1):
+            pass
+        loader.close()  # which writes the index
+        print(json.dumps({"prepared": options.name}))
+        return
     if options.name == "native" and options.is_train:
         found = in_turns(options, data, source, loader)
     else:
