@@ -53,7 +53,11 @@ def litdata(options: ContenderOptions) -> Iterator[int]:
             return self.decode(super().__getitem__(index))
 
     dataset = Images(input_dir=str(shards), shuffle=options.is_train)
-    return sizes(StreamingDataLoader(dataset, batch_size=options.batch, num_workers=options.workers, drop_last=True))
+    # Workers that end with an epoch would take their CPU time with them.
+    batches = StreamingDataLoader(
+        dataset, batch_size=options.batch, num_workers=options.workers, drop_last=True, persistent_workers=True
+    )
+    return sizes(batches)
 
 
 def streaming(options: ContenderOptions) -> Iterator[int]:
@@ -86,7 +90,7 @@ def webdataset(options: ContenderOptions) -> Iterator[int]:
         with wds.ShardWriter(f"{shards}/%04d.tar", maxsize=SHARD_BYTES / 8, verbose=0) as writer:
             for number, path in enumerate(paths(options.data)):
                 writer.write({"__key__": f"{number:08}", "jpg": Path(path).read_bytes()})
-    images = wds.WebDataset(sorted(map(str, shards.glob("*.tar"))), resampled=True)
+    images = wds.WebDataset(sorted(map(str, shards.glob("*.tar"))), resampled=True, shardshuffle=False)
     images = (
         (images.shuffle(500) if options.is_train else images).to_tuple("jpg").map(partial(_decode, Decode(options)))
     )
