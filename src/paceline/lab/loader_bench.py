@@ -21,7 +21,7 @@ from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.host import usable_cores
 from paceline.core.process import PROC, cpu_ticks, descendants, die_with_parent, read_text_or_empty
 from paceline.data.loaders.build import LoaderOptions, build_train_loader
-from paceline.data.loaders.choose import choose_loader
+from paceline.data.loaders.choose import choose_loader, has_jpegs
 from paceline.data.loaders.native_plan import BatchPlan, BatchPlanner, LocatedRecords, PackImages
 from paceline.data.native import NativeExtension, load_native
 from paceline.data.order import TrainBatchSchedule, TrainOrder
@@ -436,7 +436,7 @@ def _list_compatible_loaders(source: Source) -> tuple[LoaderName, ...]:
             return "inline", "device"
         case PackSource():
             return "threads", "processes", "native"
-    return "inline", "threads", "processes"
+    return ("inline", "threads", "processes", "native") if has_jpegs(source) else ("inline", "threads", "processes")
 
 
 def _find_obstacle(case: LoaderCase) -> str:

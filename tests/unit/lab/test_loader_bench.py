@@ -79,7 +79,8 @@ def packed(photographs, tmp_path_factory) -> Datasets:
 
 
 def photo_data():
-    return load("folder", Patch.parse(["data.source.root=x", "data.image_size=8", "data.batch_size=2"])).recipe.data
+    patch = Patch.parse(["data.source.root=x", "data.image_size=8", "data.batch_size=2", "data.cache=off"])
+    return load("folder", patch).recipe.data
 
 
 def test_a_window_begins_behind_the_warm_up_and_ends_with_a_batch():
@@ -156,6 +157,7 @@ def test_photographs_are_loaded_from_files_and_from_a_pack(photographs, packed):
         "inline, folder",
         "threads, folder",
         "processes, folder",
+        "native, folder",
         "threads, pack",
         "processes, pack",
         "native, pack",

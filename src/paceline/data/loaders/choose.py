@@ -63,7 +63,7 @@ def _choose_fastest(
 ) -> LoaderChoice:
     if isinstance(source, ArraySource):
         return _choose_for_pixels(data, source, is_gpu, cores, free_bytes)
-    if data.workers != 0 and _has_jpegs(source) and not _find_exceeded_native_limit(data):
+    if data.workers != 0 and has_jpegs(source) and not _find_exceeded_native_limit(data):
         if data.interpolation != "bilinear":
             note = f"data.loader: processes, as the faster native loader has no {data.interpolation} interpolation"
             return _choose_processes(data, cores)._replace(note=note)
@@ -176,7 +176,7 @@ def _find_exceeded_native_limit(data: Data) -> str:
     return ""
 
 
-def _has_jpegs(source: Source) -> bool:
+def has_jpegs(source: Source) -> bool:
     """Return whether the native extension decodes enough images of `source`: records, or most of its files."""
     if isinstance(source, PackSource):
         return _has_records(source)
