@@ -108,7 +108,9 @@ def _load_files(classifier: Classifier, files: Sequence[Path], cores: int) -> Ge
     preprocessing, data = classifier.preprocessing, classifier.recipe.data
     # The loaders of other sources and of a GPU do not read files, or not with the same pixels.
     has_own_loader = data.loader in ("device", "native", "nvjpeg")
-    data = data.model_copy(update={"on_bad_image": "skip", **({"loader": "auto"} if has_own_loader else {})})
+    # Indexes of images that are seen once would displace those of datasets from the run's cache.
+    update = {"on_bad_image": "skip", "cache": "off", "loader": "auto" if has_own_loader else data.loader}
+    data = data.model_copy(update=update)
     info = build_files_info("images", "val", len(files), classifier.classes, preprocessing.pixel_format)
     names = JoinedNames.from_list([os.fsencode(path) for path in files])
     source = ImageFileSource(info, os.path.curdir, names, np.zeros(len(files), dtype=np.int32))

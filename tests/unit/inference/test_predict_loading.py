@@ -90,6 +90,13 @@ def test_a_folder_has_the_pixels_of_its_evaluation(tmp_path: Path, fields: dict[
     assert seen == len(source) > 0
 
 
+def test_no_index_is_written_to_the_cache_of_the_run(tmp_path: Path) -> None:
+    folder, cache = write_photographs(tmp_path / "photos", ".jpg"), tmp_path / "cache"
+    names = list_images([str(folder)], ())
+    assert len(list(load_images(classifier(Data(cache=str(cache))), names, cores=CORES))) == 40
+    assert not cache.exists()
+
+
 def test_what_cannot_be_read_keeps_its_place_and_its_message(folder: Path, tmp_path: Path) -> None:
     (folder / "a" / "00.png").write_bytes(b"no image")
     (folder / "a" / "02.png").write_bytes(b"")
