@@ -170,7 +170,8 @@ class _Workers:
         # DataLoader has no public list of its processes: they are the children that it adds.
         others = set(active_children())
         with preserve_sigchld_handler():
-            self.made: Iterator[Any] = iter(self._dataloader)
+            self.made: Any = iter(self._dataloader)
+        self.made._workers_done_event = _DoneEvent(self.made._workers_done_event._flag)
         self.processes: list[BaseProcess] = [child for child in active_children() if child not in others]
         # Before multiprocessing ends at exit, which would wait for workers that ignore its signal.
         Finalize(self, _kill_processes, (self.processes,), exitpriority=0)
@@ -193,6 +194,22 @@ class _Workers:
     def kill(self) -> None:
         """Kill the processes."""
         _kill_processes(self.processes)
+
+
+class _DoneEvent:
+    """The event by which DataLoader ends its workers, without its lock: one that was killed may have held that."""
+
+    def __init__(self, flag: Any) -> None:
+        self._flag = flag  # the event's semaphore, which workers only read
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        if not self._is_set:
+            self._is_set = True
+            self._flag.release()
 
 
 def _kill_processes(processes: Sequence[BaseProcess]) -> None:

@@ -172,6 +172,24 @@ def test_a_worker_that_hangs_in_a_later_evaluation_is_reported_with_its_sample(t
     assert are_alive(before) == {False}
 
 
+def stop_with_the_lock_of_dataloader() -> None:
+    frame = sys._getframe()
+    while "done_event" not in frame.f_locals:  # of DataLoader's worker loop
+        assert frame.f_back is not None
+        frame = frame.f_back
+    frame.f_locals["done_event"]._cond.acquire()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.timeout(30)
+def test_a_worker_that_hangs_with_a_lock_does_not_hang_the_loader(trap) -> None:
+    loader = evaluation(trap(stop_with_the_lock_of_dataloader), timeout="1s")
+    assert_all_batches(loader)
+    with pytest.raises(WatchError, match=r"^data\.worker_timeout: no batch for 1s: worker "):
+        list(loader.batches(0, NUM_BATCHES))
+    loader.close()
+
+
 def test_an_unreadable_image_of_a_later_evaluation_raises_its_own_error(trap) -> None:
     def fail() -> None:
         raise DataError("made/30.jpg: cannot be decoded (remove it)")
