@@ -7,7 +7,7 @@ from functools import partial
 from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -170,8 +170,7 @@ class _Workers:
         # DataLoader has no public list of its processes: they are the children that it adds.
         others = set(active_children())
         with preserve_sigchld_handler():
-            self.made: Any = iter(self._dataloader)
-        self.made._workers_done_event = _DoneEvent(self.made._workers_done_event._flag)
+            self.made = _replace_done_event(iter(self._dataloader))
         self.processes: list[BaseProcess] = [child for child in active_children() if child not in others]
         # Before multiprocessing ends at exit, which would wait for workers that ignore its signal.
         Finalize(self, _kill_processes, (self.processes,), exitpriority=0)
@@ -210,6 +209,11 @@ class _DoneEvent:
         if not self._is_set:
             self._is_set = True
             self._flag.release()
+
+
+def _replace_done_event(made: Any) -> Iterator[Any]:
+    made._workers_done_event = _DoneEvent(made._workers_done_event._flag)
+    return cast(Iterator[Any], made)
 
 
 def _kill_processes(processes: Sequence[BaseProcess]) -> None:
