@@ -24,7 +24,7 @@ import time
 import traceback
 import zlib
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def main() -> int:
     print(outcome)
     facts = {"images": args.images, "epochs": EPOCHS, "batch": BATCH, "seed": args.seed}
     if args.json:
-        record.write(args.json, {"benchmark": "index_cache", **provenance, **facts, **asdict(outcome)})
+        record.write(args.json, {"benchmark": "index_cache", **provenance, **facts, **vars(outcome)})
     return int(bool(outcome.wrong or outcome.errors))
 
 
