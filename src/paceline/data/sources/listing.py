@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -43,6 +44,8 @@ _NETWORK_THREADS: Final = 8
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _VERSION: Final = 1
 _SEPARATOR: Final = b"\0"
+# Of a kept listing; no other file is ever removed.
+_FILE_NAME: Final = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -236,6 +239,7 @@ def _write(file: Path, key: str, listed: dict[str, _Kept]) -> None:
         with replace_file(file, sync=False) as stream:
             stream.write(zlib.crc32(content).to_bytes(4, "little"))
             stream.write(content)
-        files = sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        own = [path for path in file.parent.iterdir() if _FILE_NAME.fullmatch(path.name)]
+        files = sorted(own, key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for path in files[_MAX_FILES:]:
             path.unlink()
