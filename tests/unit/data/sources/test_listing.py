@@ -292,10 +292,13 @@ def test_small_trees_are_not_kept(root, kept, monkeypatch):
     assert not kept.exists()
 
 
-def test_the_newest_eight_files_stay(make_images, tmp_path, kept, at):
+def test_the_newest_eight_files_stay_and_those_of_others(make_images, tmp_path, kept, at):
+    kept.mkdir(parents=True)
+    (kept / "notes.txt").write_text("a")
+    os.utime(kept / "notes.txt", (0, 0))
     for number in range(10):
         scan(make_images({"cat": 1}, top=tmp_path / str(number)))
-    assert len(list(kept.iterdir())) == 8
+    assert len(list(kept.iterdir())) == 9 and (kept / "notes.txt").exists()
 
 
 def test_names_are_kept_joined_by_null_bytes():
