@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -28,6 +29,8 @@ TIMEOUT_S = 240
 HOME = tempfile.TemporaryDirectory(prefix="home-")  # of programs, which keep indexes of JPEG files below it
 PARTS = ("model", "optimizer", "average", "precision", "compression")
 POLL_S = 0.005
+PRINT_STACKS = signal.SIGRTMAX  # for a program of `forking.py`
+STACKS_S = 1.0
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 INSTALL = ("apt-get", "install", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core")
 FLAGS = (
@@ -136,7 +139,19 @@ class Process:
 
     def _not_after(self, deadline_s: float, timeout: float) -> None:
         if time.monotonic() > deadline_s:
-            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            error = subprocess.TimeoutExpired(str(self.pid), timeout)
+            error.add_note(self._read_stacks())
+            raise error
+
+    def _read_stacks(self) -> str:
+        """Return what the program has printed to standard error, and then the stack of each of its threads."""
+        self.send_signal(PRINT_STACKS)
+        text, until_s = b"", time.monotonic() + STACKS_S
+        while select.select([self.stderr], [], [], max(0.0, until_s - time.monotonic()))[0]:
+            if not (part := os.read(self.stderr.fileno(), 1 << 16)):
+                break
+            text += part
+        return text.decode(errors="replace")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ the exit code, or null while the process runs.
 
 import atexit
 import contextlib
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -51,6 +52,7 @@ WHERE_INSTALLED = ("sklearn.datasets", "torch.utils.tensorboard", "torchvision.t
 LARGEST_REQUEST = 1 << 17
 FIRST_SPARE_FILE = 512
 PYTHON = sys.executable
+PRINT_STACKS = signal.SIGRTMAX  # prints the stack of each thread to standard error
 POLL_S = 0.005
 
 
@@ -126,6 +128,7 @@ def be_as_started(environ: Mapping[str, str], files: Mapping[int, int]) -> None:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    faulthandler.register(PRINT_STACKS, 2)
     os.environ.clear()
     os.environ.update(environ)
 
