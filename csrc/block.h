@@ -87,10 +87,11 @@ PL_INLINE void pl_read_block(pl_cursor *cursor, const pl_mcu_block *how, int16_t
 /* Pass over the AC coefficients of a block in steps, and add to `*seen` what these say of their values. Return whether
  * it ended well; if not, it may still be sound, and must be read. A step that is taken across the end of a block, whose
  * last coefficient ends it without a code, leads beyond its end, where the sum of advances is 191 or 64 to 127. */
-PL_INLINE bool pl_step_over_rest(pl_bits *bits, const pl_codes *codes, const uint16_t *steps, uint32_t *seen) {
+PL_INLINE bool pl_step_over_rest(pl_bits *bits, const pl_codes *codes, const uint16_t *steps, uint32_t *seen,
+                                 bool guarded) {
   uint32_t at = 0;
   while (at < 63) {
-    pl_bits_refill(bits, true);
+    pl_bits_refill(bits, guarded);
     for (int i = 0; i < 2 && at < 63; i++) {
       uint32_t step = steps[bits->window >> (64 - PL_STEP_BITS)];
       if (__builtin_expect(step == 0, 0)) step = pl_step_long(codes, bits->window);

@@ -112,15 +112,34 @@ static uint32_t step_over(uint32_t entry) {
 
 uint32_t pl_step_long(const pl_codes *codes, uint64_t window) { return step_over(pl_look_up(codes, window)); }
 
-/* Return the step of the first `n` bits of a code, and of those that follow, for which `shorter` has the steps. */
-static uint32_t join(const pl_codes *codes, uint32_t known, uint32_t n, const uint16_t *shorter) {
+/* Write the steps of `num` runs of bits that begin with the same symbol, whose step is `first`, and go on with those
+ * that `rest` has the steps of. */
+static void join(uint32_t first, const uint16_t *rest, uint32_t num, uint16_t *made) {
+  const uint16_t step = (uint16_t)first, furthest = (uint16_t)(63 - (first >> 8)); /* no further is in the block */
+  for (uint32_t i = 0; i < num; i++) {
+    const uint16_t joined = (uint16_t)((step + (rest[i] & ~LARGE)) | (rest[i] & LARGE));
+    made[i] = (rest[i] >> 8 & 127) >= furthest ? step : joined;
+  }
+}
+
+/* Write the steps of all `n` known bits that begin with the symbol that `known` begins with: those from `known` on.
+ * `shorter` has the steps for fewer bits. Return how many there are. */
+static uint32_t write_steps(const pl_codes *codes, uint32_t known, uint32_t n, const uint16_t *shorter,
+                            uint16_t *made) {
   uint32_t entry = codes->entries[known << (PL_STEP_BITS - n) >> (PL_STEP_BITS - PL_LOOK_BITS)];
-  uint32_t first = step_over(entry), bits = first & 63, advance = first >> 8;
-  if (entry == 0 || (entry >> 8 & 0xff) > n || advance == PL_ADVANCE_BAD) return 0;
-  if (bits >= n || advance == PL_ADVANCE_END) return first;
-  uint32_t left = 1u << (n - bits), rest = shorter[left | (known & (left - 1))];
-  if (advance + (rest >> 8 & 127) >= 63) return first; // the block ends before it
-  return (first + (rest & ~LARGE)) | (rest & LARGE);
+  uint32_t length = entry >> 8 & 0xff, first = step_over(entry), bits = first & 63, advance = first >> 8;
+  if (entry == 0 || length > n) {
+    made[known] = 0;
+    return 1;
+  }
+  if (bits < n && advance < PL_ADVANCE_BAD) {
+    uint32_t num = 1u << (n - bits);
+    join(first, shorter + num, num, made + known);
+    return num;
+  }
+  uint32_t num = 1u << (n - length);
+  for (uint32_t i = 0; i < num; i++) made[known + i] = (uint16_t)(advance == PL_ADVANCE_BAD ? 0 : first);
+  return num;
 }
 
 /* Build the steps for 1 known bit, then for 2, and so on: each is a symbol and a step for fewer bits. */
@@ -128,7 +147,7 @@ static void build_steps(const pl_codes *codes, uint16_t *steps) {
   uint16_t shorter[1 << PL_STEP_BITS]; // those for n bits begin at 1 << n
   for (uint32_t n = 1; n <= PL_STEP_BITS; n++) {
     uint16_t *made = n < PL_STEP_BITS ? shorter + (1 << n) : steps;
-    for (uint32_t known = 0; known < 1u << n; known++) made[known] = (uint16_t)join(codes, known, n, shorter);
+    for (uint32_t known = 0; known < 1u << n;) known += write_steps(codes, known, n, shorter, made);
   }
 }
 

@@ -131,13 +131,14 @@ static const char *read_block(const work *w, pl_cursor *cursor, const pl_mcu_blo
 }
 
 /* Pass over a block, and read it only where that leaves a doubt. */
-PL_INLINE const char *pass_block(const work *w, pl_cursor *cursor, const pl_mcu_block *how) {
+PL_INLINE const char *pass_block(const work *w, pl_cursor *cursor, const pl_mcu_block *how, bool guarded) {
   const passage *p = &w->passages[how->component];
   const pl_cursor begin = *cursor;
   pl_bits bits = cursor->bits;
-  uint32_t seen = 0, wrong = pl_read_dc(&bits, how->dc, &cursor->dc[how->component], true);
+  uint32_t seen = 0, wrong = pl_read_dc(&bits, how->dc, &cursor->dc[how->component], guarded);
   int32_t dc = cursor->dc[how->component];
-  bool is_good = pl_step_over_rest(&bits, how->ac, p->steps, &seen) && (seen & p->suspicious) == 0 && wrong == 0;
+  bool is_good = pl_step_over_rest(&bits, how->ac, p->steps, &seen, guarded);
+  is_good = is_good && (seen & p->suspicious) == 0 && wrong == 0;
   cursor->bits = bits;
   if (__builtin_expect(is_good && dc <= p->largest_dc && -dc <= p->largest_dc, 1)) return NULL;
   *cursor = begin;
@@ -179,20 +180,26 @@ static const char *restart(work *w, pl_cursor *cursor) {
   return NULL;
 }
 
+PL_INLINE const char *pass_mcu(const work *w, pl_cursor *cursor, bool guarded) {
+  for (int b = 0; b < w->mcu.num_blocks; b++) {
+    const char *reason = pass_block(w, cursor, &w->mcu.blocks[b], guarded);
+    if (reason != NULL) return reason;
+  }
+  return check_bits(cursor);
+}
+
 /* Pass over the MCUs from number `first` to before `stop`, and write the seek points among them. A bit's position in
  * the record is that at the cursor plus `shift`. */
 static const char *pass_mcus(work *w, pl_cursor *cursor, int64_t first, int64_t stop, uint64_t shift) {
   const int64_t mcus_x = w->shape.mcus_x, every = w->shape.every;
+  const size_t most = (size_t)w->mcu.num_blocks * PL_MAX_BLOCK_BYTES;
   while (first < stop) {
     int64_t x = first % mcus_x, next = first + every - x % every, row_end = first + mcus_x - x;
     next = next < row_end ? next : row_end;
     if (x % every == 0) pl_writer_point(&w->writer, pl_bits_position(&cursor->bits) + shift, cursor->dc);
     for (next = next < stop ? next : stop; first < next; first++) {
-      for (int b = 0; b < w->mcu.num_blocks; b++) {
-        const char *reason = pass_block(w, cursor, &w->mcu.blocks[b]);
-        if (reason != NULL) return reason;
-      }
-      const char *reason = check_bits(cursor);
+      // Far from the end of the bits, which is nearly everywhere, refills need no look at it.
+      const char *reason = pl_bits_hold(&cursor->bits, most) ? pass_mcu(w, cursor, false) : pass_mcu(w, cursor, true);
       if (reason != NULL) return reason;
     }
   }
