@@ -129,9 +129,9 @@ fuzz: $(FUZZERS)
 $(FUZZERS): build/fuzz/%: csrc/fuzz/fuzz_%.c csrc/fuzz/driver.c $(DECODER) $(wildcard csrc/*.h csrc/fuzz/*.h)
 	@mkdir -p build/fuzz
 	@if command -v clang > /dev/null; then \
-	  clang $(SANITISE),fuzzer -ffp-contract=off $(DECODER) $< -o $@; \
+	  clang $(SANITISE),fuzzer -ffp-contract=off $(DECODER) $< -lm -o $@; \
 	else \
-	  $(CC) $(SANITISE) -ffp-contract=off $(DECODER) $< csrc/fuzz/driver.c -o $@; \
+	  $(CC) $(SANITISE) -ffp-contract=off $(DECODER) $< csrc/fuzz/driver.c -lm -o $@; \
 	fi
 
 clean:
