@@ -413,7 +413,7 @@ class StepTimer:
     def finish(self) -> list[Pause]:
         """Complete the last step, and return the pauses after it."""
         self._emit_ended()
-        if self._pause:
+        while self._pause:
             self.end_pause()
         self._close_evaluation()
         pauses, self._open.pauses = self._open.pauses, []
