@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, ValuesView
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.watch.device_events import DeviceEvents
@@ -142,7 +142,7 @@ class Observer:
     def _patch_torch(self, torch: Any) -> None:
         self._torch = torch
         # torch.compile must not compile frames of the observer, but those that they call.
-        self._skip_code = torch._C._dynamo.eval_frame.skip_code
+        self._skip_code = _find_skip_code(torch._C._dynamo.eval_frame)
         for code in _own_code():
             self._skip_code(code)
         data = torch.utils.data
@@ -168,8 +168,9 @@ class Observer:
 
         for hook in (before_step, after_step):
             self._skip_code(hook.__code__)
-        torch.optim.optimizer.register_optimizer_step_pre_hook(before_step)
-        torch.optim.optimizer.register_optimizer_step_post_hook(after_step)
+        optimizer = sys.modules["torch.optim.optimizer"]  # torch.optim deletes the name
+        optimizer.register_optimizer_step_pre_hook(before_step)
+        optimizer.register_optimizer_step_post_hook(after_step)
 
     def _follow_first_step(self) -> None:
         """Learn what is known only once a step was taken."""
@@ -462,6 +463,15 @@ class Observer:
             self._writer.flush()
         except Exception as error:
             self._fail(error)
+
+
+def _find_skip_code(eval_frame: Any) -> Callable[[CodeType], None]:
+    """Return the function that makes torch.compile skip a frame, but not those it calls, without importing Dynamo."""
+    if hasattr(eval_frame, "skip_code"):  # before torch 2.7
+        return cast(Callable[[CodeType], None], eval_frame.skip_code)
+    actions = eval_frame._FrameAction
+    strategy = eval_frame._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+    return lambda code: eval_frame.set_code_exec_strategy(code, strategy)  # type: ignore[no-any-return]
 
 
 def _own_code() -> Iterator[CodeType]:

@@ -53,6 +53,7 @@ def main():
         optimizer.zero_grad()
     if dist.get_rank() == 0:
         print(hashlib.sha256(b"".join(each.numpy().tobytes() for each in net.state_dict().values())).hexdigest())
+    dist.barrier()  # a process that exits while gloo still frees a tensor can abort
     dist.destroy_process_group()
 
 
