@@ -204,7 +204,8 @@ class StepTimer:
 
     def _add_pause(self, name: str, start_s: float, end_s: float) -> None:
         pauses, stages = self._open.pauses, self._open.stages
-        if pauses and pauses[-1][0] == name:
+        moment = self._evaluation or self._candidate  # pauses before it stay if the step returns there
+        if len(pauses) > (moment.num_pauses if moment else 0) and pauses[-1][0] == name:
             gap_s = start_s - pauses[-1][2]
             if gap_s <= min(_MERGED_S, stages.get(OTHER, 0.0)):
                 stages[OTHER] -= gap_s
