@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, ValuesView
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final, cast, final
 
 from paceline.core.stages import DATA_WAIT, EXPOSED
@@ -35,7 +35,7 @@ def install() -> AfterImport:
     """
     observer = Observer(Path(os.environ["PACELINE_WATCH_DIR"]))
     finder = AfterImport({"torch", *TARGETS, *(name for each in ALIASES.values() for name in each)}, observer.patch)
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     return finder
 
 
@@ -100,17 +100,17 @@ class Observer:
         found = None if owner is None else vars(owner).get(name)
         if not callable(found):
             return
-        wrapper = found if hasattr(found, "__paceline_watch__") else self._wrap(found, make)
-        original = wrapper.__paceline_watch__  # type: ignore[attr-defined]
+        wrapper: Any = found if hasattr(found, "__paceline_watch__") else self._wrap(found, make)
+        original = wrapper.__paceline_watch__
         for each in owners:
             if each is not None and vars(each).get(name) is original:
                 setattr(each, name, wrapper)
 
     def _wrap(self, original: Function, make: Callable[[Function], Function]) -> Function:
-        wrapper = functools.wraps(original)(make(original))
-        wrapper.__paceline_watch__ = original  # type: ignore[attr-defined]
+        wrapper: Any = functools.wraps(original)(make(original))
+        wrapper.__paceline_watch__ = original
         self._skip_code(wrapper.__code__)
-        return wrapper
+        return cast(Function, wrapper)
 
     def _timed(self, stage: str, original: Function) -> Function:
         is_compiling, enter, leave = self._torch.compiler.is_compiling, self._enter, self._leave
@@ -350,7 +350,8 @@ class Observer:
         try:
             return self.timer.enter(stage)
         except Exception as error:
-            return self._fail(error)
+            self._fail(error)
+            return None
 
     def _leave(self, stage: str, *, charge_to_it: bool = False) -> None:
         try:
@@ -363,7 +364,8 @@ class Observer:
         try:
             return call(*args, **kwargs)
         except Exception as error:
-            return self._fail(error)
+            self._fail(error)
+            return None
 
     def _fail(self, error: Exception) -> None:
         """Stop observing, and say so in a record if that is still possible."""
@@ -471,7 +473,7 @@ def _find_skip_code(eval_frame: Any) -> Callable[[CodeType], None]:
         return cast(Callable[[CodeType], None], eval_frame.skip_code)
     actions = eval_frame._FrameAction
     strategy = eval_frame._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
-    return lambda code: eval_frame.set_code_exec_strategy(code, strategy)  # type: ignore[no-any-return]
+    return lambda code: eval_frame.set_code_exec_strategy(code, strategy)
 
 
 def _own_code() -> Iterator[CodeType]:
@@ -501,10 +503,11 @@ def _num_samples(batch: Any, depth: int = _BATCH_DEPTH) -> int:
 
 def _find_framework() -> str:
     """Return the framework among the callers of the first optimizer step, "" for plain PyTorch."""
-    names, frame = set(), sys._getframe()
+    names = set()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         names.add(str(frame.f_globals.get("__name__", "")))
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     for start, framework in FRAMEWORKS.items():
         if any(name == start or name.startswith(f"{start}.") for name in names):
             return framework

@@ -57,7 +57,14 @@ TARGETS: Final[dict[str, list[Target]]] = {
         ("Trainer.log", LOG),
     ],
     "paceline.interop.data_loaders": [("Prefetcher.get", DATA_WAIT)],
-    "accelerate.accelerator": [("Accelerator.save_state", CHECKPOINT)],
+    "accelerate.accelerator": [
+        ("Accelerator.save_state", CHECKPOINT),
+        ("Accelerator.clip_grad_norm_", OPTIMIZER),
+        ("Accelerator.clip_grad_value_", OPTIMIZER),
+    ],
+    "accelerate.optimizer": [("AcceleratedOptimizer.step", OPTIMIZER), ("AcceleratedOptimizer.zero_grad", OPTIMIZER)],
+    "accelerate.scheduler": [("AcceleratedScheduler.step", OPTIMIZER)],
+    "tqdm.std": [("tqdm.display", LOG)],
     **{
         f"{package}.{name}": each
         for package in ("lightning.pytorch", "pytorch_lightning")

@@ -65,6 +65,8 @@ def _run_hidden() -> None:
     spec.loader.exec_module(module)
 
 
-if os.environ.get("PACELINE_WATCH_DIR"):
-    sys.meta_path.insert(0, TorchFinder())  # type: ignore[arg-type]
-_run_hidden()
+try:
+    _run_hidden()
+finally:
+    if os.environ.get("PACELINE_WATCH_DIR"):
+        sys.meta_path.insert(0, TorchFinder())  # first, as other finders may not ask the rest
