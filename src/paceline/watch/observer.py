@@ -113,18 +113,18 @@ class Observer:
         return cast(Function, wrapper)
 
     def _timed(self, stage: str, original: Function) -> Function:
-        is_compiling, enter, leave = self._torch.compiler.is_compiling, self._enter, self._leave
+        is_compiling, begin, end = self._torch.compiler.is_compiling, self._begin_stage, self._end_stage
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(*args, **kwargs)
-            previous = enter(stage)
+            previous = begin(stage)
             if previous is None:
                 return original(*args, **kwargs)
             try:
                 return original(*args, **kwargs)
             finally:
-                leave(previous)
+                end(previous)
 
         return timed
 
@@ -315,7 +315,7 @@ class Observer:
             if is_compiling():
                 return original(tensor, *args, **kwargs)
             source = args[0] if is_copy and args else tensor
-            previous = self._enter(SYNC if source.is_cuda else H2D)
+            previous = self._begin_stage(SYNC if source.is_cuda else H2D)
             if previous is None:
                 return original(tensor, *args, **kwargs)
             has_moved = False
@@ -324,38 +324,38 @@ class Observer:
                 has_moved = result.is_cuda != source.is_cuda
                 return result
             finally:
-                self._leave(previous, charge_to_it=not has_moved)
+                self._end_stage(previous, charge_to_it=not has_moved)
 
         return move
 
     def _read(self, original: Function) -> Function:
-        is_compiling, enter, leave = self._torch.compiler.is_compiling, self._enter, self._leave
+        is_compiling, begin, end = self._torch.compiler.is_compiling, self._begin_stage, self._end_stage
 
         def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not tensor.is_cuda:
                 return original(tensor, *args, **kwargs)
-            previous = enter(SYNC)
+            previous = begin(SYNC)
             if previous is None:
                 return original(tensor, *args, **kwargs)
             try:
                 return original(tensor, *args, **kwargs)
             finally:
-                leave(previous)
+                end(previous)
 
         return read
 
     # Failures
 
-    def _enter(self, stage: str) -> str | None:
+    def _begin_stage(self, stage: str) -> str | None:
         try:
-            return self.timer.enter(stage)
+            return self.timer.begin_stage(stage)
         except Exception as error:
             self._fail(error)
             return None
 
-    def _leave(self, stage: str, *, charge_to_it: bool = False) -> None:
+    def _end_stage(self, stage: str, *, charge_to_it: bool = False) -> None:
         try:
-            self.timer.leave(stage, charge_to_it=charge_to_it)
+            self.timer.end_stage(stage, charge_to_it=charge_to_it)
         except Exception as error:
             self._fail(error)
 

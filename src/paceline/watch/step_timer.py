@@ -136,8 +136,8 @@ class StepTimer:
 
     # Stages
 
-    def enter(self, stage: str) -> str | None:
-        """Begin `stage` and return the one to give to `leave`, or return None if the call does not count."""
+    def begin_stage(self, stage: str) -> str | None:
+        """Begin `stage` and return the one to give to `end_stage`, or return None if the call does not count."""
         if self._ignores():
             return None
         current = self._stage
@@ -153,8 +153,8 @@ class StepTimer:
     def _ignores(self) -> bool:
         return self._pause != "" or not self.is_on or get_ident() != self._thread
 
-    def leave(self, stage: str, *, charge_to_it: bool = False) -> None:
-        """Return to `stage`; with `charge_to_it` the time since `enter` becomes part of it too."""
+    def end_stage(self, stage: str, *, charge_to_it: bool = False) -> None:
+        """Return to `stage`; with `charge_to_it` the time since `begin_stage` becomes part of it too."""
         if charge_to_it:
             self._stage = stage
         self._switch(stage)
@@ -286,7 +286,7 @@ class StepTimer:
             if self._last_loader is not None:  # otherwise it may only create lazy layers
                 self._start()
                 self._train_loaders.add(self._last_loader)
-            return self.enter(FORWARD)
+            return self.begin_stage(FORWARD)
         is_other_loader = self._last_loader is not None and self._last_loader not in self._train_loaders
         if (
             self._stage in (OTHER, LOSS)
@@ -296,7 +296,7 @@ class StepTimer:
             self._switch(OTHER)
             self._evaluation = self._evaluation or self._candidate or self._moment()
             return EVALUATE
-        return self.enter(FORWARD)
+        return self.begin_stage(FORWARD)
 
     def end_forward(self, stage: str, *, has_gradients: bool) -> None:
         """End the outermost forward; the loss follows if it has gradients."""
@@ -308,7 +308,7 @@ class StepTimer:
 
     def begin_backward(self) -> bool:
         """Begin the outermost backward; return False if it does not count."""
-        around = self.enter(BACKWARD)
+        around = self.begin_stage(BACKWARD)
         if around is None:
             return False
         self._around_backward = self._floor if around == LOSS else around

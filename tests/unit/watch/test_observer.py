@@ -113,7 +113,7 @@ def test_workers_of_loaders_write_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("break_it", "is_named"),
     [
-        ("import paceline.watch.step_timer as t; t.StepTimer.enter = lambda self, stage: 1 / 0", True),
+        ("import paceline.watch.step_timer as t; t.StepTimer.begin_stage = lambda self, stage: 1 / 0", True),
         ("import paceline.watch.step_timer as t; t.StepTimer._end_step = lambda self: 1 / 0", True),
         ("import paceline.watch.observer as o; o.Observer._describe_process = lambda self: 1 / 0", True),
         ("import paceline.watch.observer as o; o.install = None", True),

@@ -56,10 +56,10 @@ class Script:
         self.timer.end_optimizer(optimizer)
 
     def call(self, stage, seconds):
-        previous = self.timer.enter(stage)
+        previous = self.timer.begin_stage(stage)
         self.idle(seconds)
         if previous is not None:
-            self.timer.leave(previous)
+            self.timer.end_stage(previous)
 
     def pause(self, name, seconds):
         counts = self.timer.begin_pause(name)
