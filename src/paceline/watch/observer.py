@@ -6,6 +6,7 @@ it stops timing and leaves a note. Nothing here imports torch before the script 
 
 import atexit
 import functools
+import multiprocessing.util
 import os
 import socket
 import sys
@@ -385,7 +386,10 @@ class Observer:
             self._is_known_process = True
             self._writer.add(self._describe_process())
             self._add_first_notes(step)
-            atexit.register(self._finish, self._writer)
+            if multiprocessing.parent_process() is None:
+                atexit.register(self._finish, self._writer)
+            else:  # a forked child of multiprocessing skips atexit
+                multiprocessing.util.Finalize(None, self._finish, (self._writer,), exitpriority=100)
         self._add_pauses(step.pauses)
         is_due = self._writer.is_due
         self._writer.add(

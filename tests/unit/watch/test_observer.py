@@ -177,3 +177,8 @@ def test_a_rank_waits_for_a_late_one_in_exposed_communication(ranks, phase, late
 def test_micro_batches_without_synchronization_are_one_step(ranks):
     _, _, (on_time, _) = ranks
     assert [step["micro_batches"] for step in on_time["step"]] == [1] * 32 + [2] * 8
+
+
+def test_forked_ranks_write_their_end(tmp_path):
+    run(tmp_path, HERE / "scripts" / "forked.py", records=tmp_path / "records")
+    assert [len(each["step"]) for each in read(tmp_path / "records")] == [3, 3]
