@@ -287,7 +287,7 @@ def profile(options: ProfileOptions) -> int:
     return work(options)
 
 
-@_verb("paceline watch torchrun --nproc-per-node 2 train.py --epochs 2", panel=_SPEED, runs_command=True)
+@_verb("paceline watch --trace -- torchrun train.py", panel=_SPEED, runs_command=True)
 def watch(options: WatchOptions) -> int:
     """Run any PyTorch training script, and report where the time of its steps goes, on every rank."""
     from paceline.cli.watch import watch as work
