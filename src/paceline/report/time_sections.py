@@ -35,6 +35,7 @@ from paceline.report.text import clean_text, finite_or_none
 _UNFINISHED_NOTE = "The run has not finished: start-up, evaluations and checkpoints are attributed at its end."
 _SHARE_SUFFIX: Final = "_share"
 _NUM_OPEN_RANKS = 16
+_ROUNDING: Final = 1e-9  # of a sum of shares
 _CEILING_LABELS: Final = {
     "free_data": "without data loading",
     "free_copy": "without loading and copies",
@@ -193,7 +194,8 @@ def mean_step_table(stages: Mapping[str, StageResult], num_steps: int, whose: st
     has_device = any(stage.device_s != stage.host_s for stage in stages.values())
     timed = [(key, stage.host_s, stage.device_s, stage.share) for key, stage in stages.items()]
     timed.sort(key=lambda each: -each[1])
-    rest = ("residual", (1 - covered) * step_s * num_steps, None, 1 - covered)
+    rest_share = 1 - covered if abs(1 - covered) > _ROUNDING else 0.0
+    rest = ("residual", rest_share * step_s * num_steps, None, rest_share)
     rows = [
         [
             TableCell(cells.stage_label(key), swatch=cells.stage_colour(key)),

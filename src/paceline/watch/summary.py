@@ -74,7 +74,7 @@ def summarize(
     notes += _collect_notes(ranks)
     bottleneck = _find_bottleneck(clock, straggler, communication, ranks, has_gpu=has_gpu, warmup=warmup)
     start_up_s = fsum(each.end_s - each.start_s for each in first.pauses if each.name == START_UP)
-    samples = [each.samples for each in steps if each.samples is not None]
+    samples = [each.samples for each in steps if each.samples]  # none if a batch has no length
     return WatchResult(
         paceline=__version__,
         command=tuple(command),
