@@ -158,7 +158,11 @@ def _rank_blocks(result: WatchResult) -> list[Block]:
     if result.world_size < 2:
         return []
     if result.straggler is None:
-        return [cells.missing_paragraph("The ranks cannot be compared: they have no measured step in common.")]
+        return [
+            cells.missing_paragraph(
+                "The ranks cannot be compared: no step was measured on all of them, or waits are part of other stages."
+            )
+        ]
     blocks: list[Block] = [straggler_paragraph(result.straggler)]
     return [*blocks, rank_table(result.ranks, on_gpu=result.has_gpu)]
 

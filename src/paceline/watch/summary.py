@@ -192,11 +192,12 @@ def build_clock_summary(records: ProcessRecords, steps: Sequence[WatchedStep]) -
 def compare_ranks(
     ranks: Sequence[ProcessRecords], warmup: int
 ) -> tuple[tuple[RankResult, ...], StragglerResult | None]:
-    """Return a row per rank, and the straggler; nothing for a single rank or without steps that all ranks have.
+    """Return a row per rank, and the straggler; nothing for a single rank, without steps that all ranks have, or if
+    waits for other ranks are part of other stages.
 
     Steps are matched by number, and steps in which any rank paused are left out.
     """
-    if len(ranks) == 1:
+    if len(ranks) == 1 or _hides_waits(ranks):
         return (), None
     measured = [{each.n: each for each in measured_steps(rank, warmup)} for rank in ranks]
     common = set[int].intersection(*(set(each) for each in measured))
@@ -217,6 +218,13 @@ def compare_ranks(
     if straggler.rank is not None:
         straggler = straggler.model_copy(update={"rank": numbers[straggler.rank]})
     return rows, straggler
+
+
+def _hides_waits(ranks: Sequence[ProcessRecords]) -> bool:
+    """Return whether waiting for other ranks is not told apart, as with FSDP."""
+    return any(text.startswith("FSDP") for each in ranks for text in each.notes) or not any(
+        (step.device_stages or step.stages).get(EXPOSED) for each in ranks for step in each.steps
+    )
 
 
 def _sum_stages(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -271,6 +279,10 @@ def _find_bottleneck(
         return _no_verdict(
             f"Code that paceline does not observe took {share(unknown_s / clock.wall_s)} of a step: such as batches "
             "that no DataLoader makes, metrics, or a training step without an optimizer of PyTorch."
+        )
+    if found.bottleneck == "compute-bound" and len(ranks) > 1 and _hides_waits(ranks):
+        return _no_verdict(
+            "Waiting for other ranks cannot be told apart from forward and backward, which take most of a step."
         )
     if found.bottleneck == "straggler-bound" and straggler is not None and straggler.rank is not None:
         hosts = {each.process.rank: each.process.host for each in ranks}

@@ -178,6 +178,18 @@ def test_ranks_are_compared_in_steps_in_which_none_paused(summary_of):
     assert result.straggler.lost_s == pytest.approx(0)
 
 
+@pytest.mark.parametrize(("text", "share"), [("FSDP: waits are part of forward", 0.02), ("another", 0.0)])
+def test_ranks_whose_waits_are_in_other_stages_are_not_judged(summary_of, text, share):
+    ranks = [
+        [header(rank=rank, world_size=2), *steps(N, exposed_communication=share), {"kind": "note", "text": text}]
+        for rank in range(2)
+    ]
+    result = summary_of(*ranks)
+    assert (result.straggler, result.verdict["bottleneck"]) == (None, "unknown")
+    assert "other ranks" in result.verdict["evidence"]
+    assert text in result.notes
+
+
 def test_ranks_without_common_steps_are_not_compared(summary_of):
     result = summary_of(*two_ranks(1, "forward", number=5))
     assert result.straggler is None
