@@ -6,7 +6,8 @@ FOUR = {"data", "models", "parallel", "measure"}
 BELOW_TRAINING = FOUR | {"recipe", "core"}
 
 # cli -> lab|cluster|inference -> training -> {data|models|parallel|measure} -> recipe -> core;  cli -> report -> core
-# cli -> watch -> measure;  interop -> training;  contrib -> training, and data and training import contrib in functions alone
+# cli -> watch -> measure
+# interop -> training;  contrib -> training, and data and training import contrib in functions alone
 MAY_IMPORT = {
     "core": set(),
     "recipe": {"core"},

@@ -1,11 +1,12 @@
 """Build the page of `paceline watch`."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED
+from paceline import __version__
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, WATCHED
 from paceline.core.units import count, milliseconds, per_second, seconds, share, size
 from paceline.core.watch_result import RankTimeline, WatchResult
 from paceline.report import cells
@@ -199,3 +200,67 @@ def _origin_blocks(result: WatchResult) -> list[Block]:
     ]
     command = shlex.join(("paceline", "watch", "--", *result.command))
     return [Command(clean_text(command, 2000)), KeyValueList(rows)]
+
+
+def build_watch_comparison(results: Mapping[str, WatchResult]) -> ReportPage:
+    """Return a page with a column per watched folder: the step, its stages, the pauses and the bottleneck."""
+    table = _comparison_table(results)
+    verdicts = [
+        (
+            clean_text(name),
+            TableCell(clean_text(" ".join(filter(None, map(each.verdict.get, ("bottleneck", "evidence")))))),
+        )
+        for name, each in results.items()
+    ]
+    blocks: list[Block] = [table, KeyValueList(verdicts, "Bottlenecks")]
+    return ReportPage(
+        title="comparison of watched scripts",
+        subtitle=(),
+        status=count(len(results), "folder"),
+        tone="good",
+        figures=(),
+        verdict=None,
+        notices=(),
+        problems=(),
+        sections=[PageSection("compare", "Mean step of rank 0", blocks)],
+        paceline=__version__,
+        about="Comparison",
+        source="the result.json of each folder. Its numbers are rounded here only",
+        summary=blocks,
+    )
+
+
+def _comparison_table(results: Mapping[str, WatchResult]) -> Table:
+    every = list(results.values())
+    stages = [name for name in WATCHED if any(name in each.stages for each in every)]
+    columns = [
+        [
+            cells.count_cell(each.world_size),
+            cells.milliseconds_cell(each.step_s),
+            cells.rate_cell(each.samples_per_s),
+            *(_stage_cell(each, name) for name in stages),
+            cells.seconds_cell(sum(each.pauses.values())),
+        ]
+        for each in every
+    ]
+    names = ["ranks", "step", "samples/s", *map(cells.stage_label, stages), "pauses, in all"]
+    rows = [
+        [TableCell(name), *(column[number] for column in columns), *_ratio(name, columns, number)]
+        for number, name in enumerate(names)
+    ]
+    titles = [*map(clean_text, results), *(["ratio"] if len(every) == 2 else [])]
+    return Table("Mean step of rank 0, without pauses", cells.table_columns([""], titles), rows)
+
+
+def _stage_cell(result: WatchResult, name: str) -> TableCell:
+    if name not in result.stages or not result.measured_steps:
+        return cells.EMPTY_CELL
+    return cells.milliseconds_cell(result.stages[name].host_s / result.measured_steps)
+
+
+def _ratio(name: str, columns: Sequence[Sequence[TableCell]], number: int) -> list[TableCell]:
+    """Return the second value over the first, for two folders."""
+    if len(columns) != 2:
+        return []
+    first, second = (column[number].value for column in columns)
+    return [cells.ratio_cell(second / first) if first and second is not None and name != "ranks" else cells.EMPTY_CELL]

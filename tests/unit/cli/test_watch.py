@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from paceline.cli.options import WatchOptions
+from paceline.cli.compare import compare
+from paceline.cli.options import CompareOptions, WatchOptions
 from paceline.cli.watch import watch
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.run_dir import RunDir
@@ -140,3 +141,21 @@ def test_options_of_the_command_are_its_own(script, tmp_path, words):
     done = subprocess.run(args, capture_output=True, text=True, timeout=60, env=os.environ, check=True)
     assert done.stdout == "loss 0.5 --json -h\n"
     assert read_watch_result(tmp_path / "w").warmup_steps == 3
+
+
+def test_two_watched_scripts_are_compared(script, tmp_path, capsys):
+    watch(WatchOptions(command=script, run_dir=tmp_path / "before"))
+    faster = SCRIPT.replace('"data_wait": 0.6', '"data_wait": 0.1').replace("2.0 + n", "1.5 + n")
+    (tmp_path / "train.py").write_text(faster)
+    watch(WatchOptions(command=script, run_dir=tmp_path / "after"))
+    capsys.readouterr()
+    folders = [tmp_path / "before", tmp_path / "after"]
+    assert compare(CompareOptions(runs=folders, out=tmp_path / "both.html")) == 0
+    lines = {words[1]: words for line in capsys.readouterr().out.splitlines() if len(words := line.split("│")) > 4}
+    rows = {name.strip(): [cell.strip() for cell in cells[2:5]] for name, cells in lines.items()}
+    assert rows["step"] == ["1,000 ms", "500 ms", "0.50x"]
+    assert rows["data wait"] == ["600 ms", "100 ms", "0.17x"]
+    assert rows["samples/s"] == ["8", "16", "2.00x"]
+    assert "compute-bound" in (tmp_path / "both.html").read_text()
+    with pytest.raises(RecipeError, match="--target"):
+        compare(CompareOptions(runs=folders, target=0.9))
