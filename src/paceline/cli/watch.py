@@ -41,8 +41,12 @@ def watch(options: WatchOptions) -> int:
     # Standard output has one JSON document and nothing else.
     code = run_command(options.command, environ, stdout=2 if options.as_json else None, on_wait=live)
     if world.is_main:
-        _read_all(reader, waits=world.world_size > 1)
-        _report(options, reader, folder, code)
+        try:
+            _read_all(reader, waits=world.world_size > 1)
+            _report(options, reader, folder, code)
+        except Exception as error:  # the training has ended, and its exit code counts
+            reason = f"{type(error).__name__}: {error}"
+            print(f"warning: {printable(records)}: was not summed up: {printable(reason)}", file=sys.stderr)
     return code
 
 

@@ -206,10 +206,7 @@ def build_watch_comparison(results: Mapping[str, WatchResult]) -> ReportPage:
     """Return a page with a column per watched folder: the step, its stages, the pauses and the bottleneck."""
     table = _comparison_table(results)
     verdicts = [
-        (
-            clean_text(name),
-            TableCell(clean_text(" ".join(filter(None, map(each.verdict.get, ("bottleneck", "evidence")))))),
-        )
+        (clean_text(name), TableCell(clean_text(f"{each.verdict['bottleneck']}. {each.verdict['evidence']}", 600)))
         for name, each in results.items()
     ]
     blocks: list[Block] = [table, KeyValueList(verdicts, "Bottlenecks")]

@@ -1,5 +1,6 @@
 """A line now and then that says what the watched command is doing. Torch-free."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, TextIO
@@ -32,6 +33,12 @@ class LiveLine:
         if self._now() < self._next_s:
             return
         self._next_s = self._now() + _EVERY_S
+        try:
+            self._print()
+        except Exception:  # such as a lost terminal, or a bug: neither may end the training
+            self._next_s = math.inf
+
+    def _print(self) -> None:
         self._reader.update()
         text = describe_progress(self._reader.processes())
         if text and text != self._last:

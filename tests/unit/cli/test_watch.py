@@ -82,6 +82,12 @@ def test_json_is_all_of_standard_output(script, tmp_path, capfd):
     assert "loss 0.5" in err
 
 
+def test_an_error_of_the_summary_keeps_the_exit_code(script, capfd, monkeypatch):
+    monkeypatch.setattr("paceline.watch.summary.summarize", lambda *_: 1 / 0)
+    assert watch(WatchOptions(command=[*script, "--fail"])) == 3
+    assert "was not summed up: ZeroDivisionError" in capfd.readouterr().err
+
+
 def test_a_command_without_steps_says_so(script, tmp_path, capfd):
     assert watch(WatchOptions(command=["sh", "-c", "exit 4"])) == 4
     assert "No process took an optimizer step" in capfd.readouterr().err

@@ -233,6 +233,18 @@ def test_a_long_training_has_a_short_curve(summary_of):
     assert {round(each.data_wait_s, 6) for each in result.curve} == {0.025}
 
 
+def test_a_lost_terminal_ends_the_live_line_and_not_the_training(tmp_path):
+    class Lost:
+        def write(self, text):
+            raise OSError("gone")
+
+    times = iter([0, 6, 6, 30])
+    write(tmp_path, header(), *steps(20))
+    live = LiveLine(RecordReader(tmp_path), Lost(), lambda: next(times))
+    live()
+    live()
+
+
 def test_the_live_line_comes_now_and_then_and_only_with_new_steps(tmp_path, capsys):
     import sys
 
