@@ -97,7 +97,7 @@ def _report(options: WatchOptions, reader: RecordReader, folder: RunDir, code: i
     from paceline.watch.summary import choose_ranks, summarize
 
     processes = reader.processes()
-    result = summarize(processes, options.command, code, options.warmup)
+    result = summarize(processes, options.command, code, options.warmup, reader.stray_notes())
     with _warning(folder.path / RESULT):
         write_atomic(folder.path / RESULT, result.model_dump_json(indent=2) + "\n")
     if options.trace and processes:
@@ -114,7 +114,8 @@ def _report(options: WatchOptions, reader: RecordReader, folder: RunDir, code: i
     elif result.steps:
         _print(result, folder, has_trace=options.trace)
     else:
-        print(f"paceline watch: {result.verdict['evidence']} ({printable(folder.path)})", file=sys.stderr)
+        why = " ".join([result.verdict["evidence"], *result.notes])
+        print(f"paceline watch: {printable(why)} ({printable(folder.path)})", file=sys.stderr)
 
 
 def _print(result: WatchResult, folder: RunDir, *, has_trace: bool) -> None:

@@ -95,6 +95,10 @@ class RecordReader:
         found = (each.records() for _, each in sorted(self._files.items()))
         return [each for each in found if each is not None]
 
+    def stray_notes(self) -> list[str]:
+        """Return the notes of processes that took no step, such as why the observer stopped."""
+        return [text for _, each in sorted(self._files.items()) if each.records() is None for text in each.notes]
+
 
 @dataclass
 class _RecordFile:

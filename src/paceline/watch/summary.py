@@ -51,7 +51,11 @@ class WatchedStep:
 
 
 def summarize(
-    processes: Sequence[ProcessRecords], command: Sequence[str], exit_code: int, warmup: int = WARMUP_STEPS
+    processes: Sequence[ProcessRecords],
+    command: Sequence[str],
+    exit_code: int,
+    warmup: int = WARMUP_STEPS,
+    stray_notes: Sequence[str] = (),
 ) -> WatchResult:
     """Return the result of a command that has ended with `exit_code`; `warmup` first steps of each rank are left out.
 
@@ -64,6 +68,7 @@ def summarize(
             command=tuple(command),
             exit_code=exit_code,
             verdict=_no_verdict("No process took an optimizer step of PyTorch that could be watched.").to_dict(),
+            notes=tuple(dict.fromkeys(stray_notes)),
         )
     first = ranks[0]
     steps = list(measured_steps(first, warmup))
@@ -71,7 +76,7 @@ def summarize(
     clock = build_clock_summary(first, steps)
     rows, straggler = compare_ranks(ranks, warmup)
     communication = _communication(steps, len(ranks))
-    notes += _collect_notes(ranks)
+    notes += [*_collect_notes(ranks), *stray_notes]
     bottleneck = _find_bottleneck(clock, straggler, communication, ranks, has_gpu=has_gpu, warmup=warmup)
     start_up_s = fsum(each.end_s - each.start_s for each in first.pauses if each.name == START_UP)
     samples = [each.samples for each in steps if each.samples]  # none if a batch has no length

@@ -82,6 +82,16 @@ def test_json_is_all_of_standard_output(script, tmp_path, capfd):
     assert "loss 0.5" in err
 
 
+def test_an_observer_that_stopped_says_why(script, tmp_path, capfd):
+    (tmp_path / "train.py").write_text(
+        'import os\nwith open(os.environ["PACELINE_WATCH_DIR"] + "/node-1.jsonl", "w") as file:\n'
+        '    file.write(\'{"kind": "note", "text": "the observer stopped"}\\n\')\n'
+    )
+    assert watch(WatchOptions(command=script, run_dir=tmp_path / "watched")) == 0
+    assert "the observer stopped" in capfd.readouterr().err
+    assert read_watch_result(tmp_path / "watched").notes == ("the observer stopped",)
+
+
 def test_an_error_of_the_summary_keeps_the_exit_code(script, capfd, monkeypatch):
     monkeypatch.setattr("paceline.watch.summary.summarize", lambda *_: 1 / 0)
     assert watch(WatchOptions(command=[*script, "--fail"])) == 3
@@ -151,7 +161,7 @@ def test_options_of_the_command_are_its_own(script, tmp_path, words):
 
 def test_two_watched_scripts_are_compared(script, tmp_path, capsys):
     watch(WatchOptions(command=script, run_dir=tmp_path / "before"))
-    faster = SCRIPT.replace('"data_wait": 0.6', '"data_wait": 0.1').replace("2.0 + n", "1.5 + n")
+    faster = SCRIPT.replace('"data_wait": 0.6', '"data_wait": 0.05').replace("2.0 + n", "1.5 + n")
     (tmp_path / "train.py").write_text(faster)
     watch(WatchOptions(command=script, run_dir=tmp_path / "after"))
     capsys.readouterr()
@@ -160,7 +170,7 @@ def test_two_watched_scripts_are_compared(script, tmp_path, capsys):
     lines = {words[1]: words for line in capsys.readouterr().out.splitlines() if len(words := line.split("│")) > 4}
     rows = {name.strip(): [cell.strip() for cell in cells[2:5]] for name, cells in lines.items()}
     assert rows["step"] == ["1,000 ms", "500 ms", "0.50x"]
-    assert rows["data wait"] == ["600 ms", "100 ms", "0.17x"]
+    assert rows["data wait"] == ["600 ms", "50 ms", "0.08x"]
     assert rows["samples/s"] == ["8", "16", "2.00x"]
     assert "compute-bound" in (tmp_path / "both.html").read_text()
     with pytest.raises(RecipeError, match="--target"):

@@ -171,6 +171,8 @@ def test_the_table_has_every_class() -> None:
         "straggler-bound",
         "evaluation-bound",
         "checkpoint-bound",
+        "sync-bound",
+        "logging-bound",
         "unknown",
     }
 
