@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -67,7 +66,7 @@ def run_command(
             process.terminate()
             process.wait()
         # Ctrl-C that came as the command ended must not end the summary.
-        while hasattr(signal, "sigtimedwait") and signal.sigtimedwait(_FORWARDED, 0):
+        while signal.sigtimedwait(_FORWARDED, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
@@ -75,9 +74,6 @@ def run_command(
 
 def _forward(process: "subprocess.Popen[bytes]") -> None:
     """Wait for a signal for a moment, and forward it."""
-    if not hasattr(signal, "sigtimedwait"):  # not on macOS, where a signal ends both
-        time.sleep(_POLL_S)
-        return
     received = signal.sigtimedwait((*_FORWARDED, signal.SIGCHLD), _POLL_S)
     if received is None or received.si_signo == signal.SIGCHLD:
         return

@@ -1,7 +1,7 @@
 """Sum up the records of a watched command. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, takewhile, zip_longest
 from math import fsum
@@ -170,8 +170,6 @@ def build_clock_summary(records: ProcessRecords, steps: Sequence[WatchedStep]) -
     """Return totals of the measured `steps` of a process, as the clock of `paceline train` has them."""
     wall_s = fsum(each.step_s for each in steps)
     host, device = _sum_stages([each.host for each in steps]), _sum_stages([each.device for each in steps])
-    names = [name for name in WATCHED if name in host or name in device]
-    names += [name for name in host if name not in WATCHED]  # of a newer observer
     pauses: dict[str, float] = defaultdict(float)
     for each in records.pauses:
         if each.name != START_UP:  # before training, as in the clock of a run
@@ -185,7 +183,7 @@ def build_clock_summary(records: ProcessRecords, steps: Sequence[WatchedStep]) -
             name: StageTotal(
                 host.get(name, 0.0), device.get(name, 0.0), host.get(name, 0.0) / wall_s if wall_s else 0.0
             )
-            for name in names
+            for name in _in_order({**host, **device})
         },
         warmup_s=max(0.0, warmup_s),
         pauses=dict(pauses),
@@ -233,11 +231,18 @@ def _hides_waits(ranks: Sequence[ProcessRecords]) -> bool:
 
 
 def _sum_stages(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the seconds of each stage, in the order of a step."""
     totals: dict[str, float] = defaultdict(float)
     for stages in steps:
         for name, each_s in stages.items():
             totals[name] += each_s
-    return dict(totals)
+    return {name: totals[name] for name in _in_order(totals)}
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Return stages in the order of a step; unknown ones, of a newer observer, come last."""
+    order: list[str] = list(WATCHED)
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def _attributed(clock: ClockSummary) -> float:

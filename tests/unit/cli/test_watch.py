@@ -170,7 +170,7 @@ def test_two_watched_scripts_are_compared(script, tmp_path, capsys):
     lines = {words[1]: words for line in capsys.readouterr().out.splitlines() if len(words := line.split("│")) > 4}
     rows = {name.strip(): [cell.strip() for cell in cells[2:5]] for name, cells in lines.items()}
     assert rows["step"] == ["1,000 ms", "500 ms", "0.50x"]
-    assert rows["data wait"] == ["600 ms", "50 ms", "0.08x"]
+    assert rows["data wait"] == ["600 ms", "50.0 ms", "0.08x"]
     assert rows["samples/s"] == ["8", "16", "2.00x"]
     assert "compute-bound" in (tmp_path / "both.html").read_text()
     with pytest.raises(RecipeError, match="--target"):
