@@ -43,8 +43,8 @@ def test_the_environment_is_read_only_by_the_command_line_and_the_world(modules,
 def test_time_is_read_only_by_the_clock_and_at_the_edges(modules, none_of):
     """Everything that is reported comes from `measure`. `cli` stamps the start of the process, `parallel/launch.py`
     waits for processes, `parallel/heartbeat.py`, `watchdog.py` and `rendezvous.py` for ranks that may never answer,
-    `data/remote/http.py` for servers that may never finish, and `data/sources/listing.py` for the age of folders. `watch`
-    times scripts that paceline did not write.
+    `data/remote/http.py` for servers that may never finish, and `data/sources/listing.py` for the age of folders.
+    `watch` times scripts that paceline did not write.
     """
     found = importers(modules, {"time"})
     waiting = tuple(f"parallel/{name}.py" for name in ("launch", "heartbeat", "watchdog", "rendezvous"))
