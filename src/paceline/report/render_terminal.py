@@ -63,7 +63,8 @@ def print_page(page: ReportPage, out: TextIO | None = None) -> None:
     commands: list[Block] = []
     if page.verdict is not None:
         commands = [Paragraph("To try:"), Command(page.verdict.command)] if page.verdict.command else []
-        texts = (f"{page.verdict.bottleneck}.", page.verdict.evidence, page.verdict.ceiling, page.verdict.advice)
+        advice = f"To try: {page.verdict.advice}." if page.verdict.advice else ""
+        texts = (f"{page.verdict.bottleneck}.", page.verdict.evidence, page.verdict.ceiling, advice)
         facts.append(("bottleneck", TableCell(" ".join(filter(None, texts)))))
     match page.summary:
         case [KeyValueList(title="") as more, *summary]:

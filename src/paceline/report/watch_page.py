@@ -107,7 +107,7 @@ def _bottleneck(result: WatchResult) -> BottleneckSummary | None:
         evidence=verdict.get("evidence", ""),
         ceiling=f"Ceiling: {ceiling}." if ceiling else "",
         command="",
-        advice=f"Try {to_try}." if to_try else "",
+        advice=to_try,
     )
 
 

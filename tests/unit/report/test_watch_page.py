@@ -77,7 +77,7 @@ def test_the_page_has_all_parts(result, without_own_scripts):
     page = build_watch_page(result, Path("runs/watch-train"))
     html = without_own_scripts(render_html(page))
     for text in ("straggler-bound", "forward", "communication", "logging", "evaluation", "starting the loader", "640",
-                 "rank 1", "killed", "forward is compiled", "exit code 0", "Try this."):  # fmt: skip
+                 "rank 1", "killed", "forward is compiled", "exit code 0", "To try"):  # fmt: skip
         assert text in html, text
     assert "<script>" not in html
     assert [each.key for each in page.sections] == ["time", "ranks", "timeline", "notes", "origin"]
