@@ -11,6 +11,7 @@ from paceline.watch.records import ProcessRecords, RecordReader
 
 _FIRST_S: Final = 5.0
 _EVERY_S: Final = 15.0
+_AGAIN_S: Final = 2.0  # after a look that found no new step, as during start-up
 _RECENT_STEPS: Final = 100
 _NUM_STAGES: Final = 4
 
@@ -32,19 +33,20 @@ class LiveLine:
         """Print a line if it is due and there are new steps."""
         if self._now() < self._next_s:
             return
-        self._next_s = self._now() + _EVERY_S
         try:
-            self._print()
+            self._next_s = self._now() + (_EVERY_S if self._print() else _AGAIN_S)
         except Exception:  # such as a lost terminal, or a bug: neither may end the training
             self._next_s = math.inf
 
-    def _print(self) -> None:
+    def _print(self) -> bool:
         self._reader.update()
         text = describe_progress(self._reader.processes())
-        if text and text != self._last:
+        is_new = bool(text) and text != self._last
+        if is_new:
             self._last = text
             # \r and the escape remove the progress bar that a script may have there; it draws a new one.
             print(f"\r\x1b[Kpaceline watch: {text}", file=self._out, flush=True)
+        return is_new
 
 
 def describe_progress(processes: Sequence[ProcessRecords]) -> str:
