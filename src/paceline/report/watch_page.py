@@ -67,7 +67,7 @@ def build_watch_page(result: WatchResult, path: Path) -> ReportPage:
         paceline=result.paceline,
         about="A watched training script",
         source="result.json, which sums up the records in watch/. Its numbers are rounded here only",
-        summary=[KeyValueList(_pause_rows(result)), *tables, *notes],
+        summary=[KeyValueList(_pause_rows(result)), *tables, *(Paragraph(f"note: {each.text}") for each in notes)],
     )
 
 
