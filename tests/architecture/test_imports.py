@@ -6,6 +6,7 @@ FOUR = {"data", "models", "parallel", "measure"}
 BELOW_TRAINING = FOUR | {"recipe", "core"}
 
 # cli -> lab|cluster|inference -> training -> {data|models|parallel|measure} -> recipe -> core;  cli -> report -> core
+# cli -> watch -> measure
 # interop -> training;  contrib -> training, and data and training import contrib in functions alone
 MAY_IMPORT = {
     "core": set(),
@@ -20,8 +21,9 @@ MAY_IMPORT = {
     "cluster": BELOW_TRAINING | {"training"},
     "inference": BELOW_TRAINING | {"training"},
     "interop": BELOW_TRAINING | {"training"},
+    "watch": {"core", "measure"},
     "report": {"core"},
-    "cli": BELOW_TRAINING | {"training", "lab", "cluster", "inference", "report"},
+    "cli": BELOW_TRAINING | {"training", "lab", "cluster", "inference", "report", "watch"},
 }
 MAY_IMPORT_CONTRIB_IN_FUNCTIONS = {"data", "training"}
 MAY_IMPORT_FROM_BESIDE_THE_PACKAGES = {"paceline": {"core", "recipe"}, "paceline.__main__": {"cli"}}
@@ -31,6 +33,8 @@ TORCH_FREE_PACKAGES = {"core", "recipe", "report", "cluster"}
 TORCH_FREE_MODULES = {
     "paceline", "paceline.__main__", "paceline.cli", "paceline.cli.app", "paceline.lab.predict",
     "paceline.parallel", "paceline.parallel.environ", "paceline.parallel.launch",
+    "paceline.cli.watch", "paceline.watch", "paceline.watch.advice", "paceline.watch.launch", "paceline.watch.records",
+    "paceline.watch.summary", "paceline.watch.trace",
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm"}
 

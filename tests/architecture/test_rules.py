@@ -45,10 +45,12 @@ def test_time_is_read_only_by_the_clock_and_at_the_edges(modules, none_of):
     """Everything that is reported comes from `measure`. `cli` stamps the start of the process, `parallel/launch.py`
     waits for processes, `parallel/heartbeat.py`, `watchdog.py` and `rendezvous.py` for ranks that may never answer,
     `data/remote/http.py` for servers that may never finish, and `data/sources/listing.py` for the age of folders.
+    `watch` times scripts that paceline did not write.
     """
     found = importers(modules, {"time"})
     waiting = tuple(f"parallel/{name}.py" for name in ("launch", "heartbeat", "watchdog", "rendezvous"))
-    none_of(outside(found, "measure/", "cli/", "data/remote/http.py", "data/sources/listing.py", *waiting))
+    others = ("data/remote/http.py", "data/sources/listing.py", "watch/")
+    none_of(outside(found, "measure/", "cli/", *others, *waiting))
 
 
 def test_pickle_is_imported_only_where_it_is_fenced_in(modules, none_of):
@@ -86,7 +88,7 @@ def test_every_process_is_tied_to_the_one_that_starts_it(modules, none_of):
                 programs += 1
                 if not ast.unparse(node.args[0]).startswith("die_with_parent_command("):
                     wrong.append(module.at(node.lineno, ast.unparse(node.func)))
-    assert programs == 2
+    assert programs == 3
     none_of(wrong)
     starters = {"multiprocessing.get_context", "torch.utils.data.DataLoader"}
     forking = {*uses(modules, starters)}

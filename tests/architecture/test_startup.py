@@ -44,6 +44,7 @@ def test_importing_the_command_line_loads_nothing_heavy():
     [
         (["--help"], "Usage"),
         (["train", "--help"], "--ranks"),
+        (["watch", "--help"], "--warmup"),
         (["--version"], "0."),
         (["recipes"], "digits"),
         (["recipes", "digits", "optim.lr=1", "--origin"], "command line"),
@@ -98,6 +99,13 @@ def test_the_process_that_starts_ranks_loads_nothing_heavy(tmp_path, monkeypatch
     assert packages & (HEAVY | {"numpy", "scipy", "pandas", "PIL"}) == set()
 
 
+def test_a_watched_command_runs_without_anything_heavy_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said, packages = loaded(RUN, "watch", "--json", "true")
+    assert json.loads(said)["exit_code"] == 0
+    assert packages & (HEAVY | {"scipy", "pandas", "PIL"}) == set()
+
+
 def test_a_script_that_starts_ranks_loads_no_torch():
     _, packages = loaded("import paceline.cli.python_api, paceline.cli.python_ranks\ntell()")
     assert "paceline" in packages
@@ -114,7 +122,7 @@ def test_reading_digits_loads_no_scikit_learn():
 def test_every_torch_free_module_can_be_imported_without_torch(modules):
     """Torch is hidden, so that an import of it would fail, wherever it stands."""
     names = [name for name, module in modules.items() if module.package in {"core", "recipe", "report", "cluster"}]
-    names += ["paceline.parallel.environ", "paceline.parallel.launch", "paceline.cli.app"]
+    names += ["paceline.parallel.environ", "paceline.parallel.launch", "paceline.cli.app", "paceline.cli.watch"]
     assert len(names) > 20
     hide = "for name in ('torch', 'torchvision', 'timm'): sys.modules[name] = None\n"
     said, _ = loaded(hide + "".join(f"import {name}\n" for name in names) + "print('imported')\ntell()")

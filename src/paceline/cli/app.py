@@ -39,6 +39,7 @@ from paceline.cli.options import (
     SubmitOptions,
     TrainOptions,
     TuneOptions,
+    WatchOptions,
     to_command,
 )
 from paceline.core.errors import WorldError
@@ -93,18 +94,28 @@ data = typer.Typer(cls=_Group, no_args_is_help=True, help="Pack, inspect, verify
 
 
 def _verb(
-    example: str, group: typer.Typer = app, name: str | None = None, *, panel: str | None = None
+    example: str,
+    group: typer.Typer = app,
+    name: str | None = None,
+    *,
+    panel: str | None = None,
+    runs_command: bool = False,
 ) -> Callable[[Verb[OptionsT]], Verb[OptionsT]]:
     """Return a decorator that adds a verb to `group`; the class of its parameter declares its options.
 
-    `panel` is the heading that the verb stands under in `paceline --help`.
+    `panel` is the heading that the verb stands under in `paceline --help`. With `runs_command`, all words after the
+    first argument are arguments too.
     """
 
     def add(work: Verb[OptionsT]) -> Verb[OptionsT]:
         (parameter,) = signature(work).parameters.values()
         command = to_command(parameter.annotation, work)
         add_command = group.command(
-            name or work.__name__, cls=_Command, epilog=f"Example: `{example}`", rich_help_panel=panel
+            name or work.__name__,
+            cls=_Command,
+            epilog=f"Example: `{example}`",
+            rich_help_panel=panel,
+            context_settings={"allow_interspersed_args": not runs_command},
         )
         add_command(command)
         return work
@@ -272,6 +283,14 @@ def lr_find(options: LrFindOptions) -> int:
 def profile(options: ProfileOptions) -> int:
     """Train for a few steps, and report where the time goes and what would make it faster."""
     from paceline.cli.profile import profile as work
+
+    return work(options)
+
+
+@_verb("paceline watch --trace -- torchrun train.py", panel=_SPEED, runs_command=True)
+def watch(options: WatchOptions) -> int:
+    """Run any PyTorch training script, and report where the time of its steps goes, on every rank."""
+    from paceline.cli.watch import watch as work
 
     return work(options)
 

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.cli.options import CompareOptions
@@ -10,12 +10,15 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
 from paceline.core.metric import ALWAYS, MINIMIZED
 from paceline.core.results import printable_class_name
+from paceline.core.watch_result import is_watch_dir, read_watch_result
 from paceline.recipe.schema.train import METRICS, check_metric
-from paceline.report.compare_model import ComparedRun, CompareResult, read_compared_run
+from paceline.report.compare_model import CompareResult, read_compared_run
 from paceline.report.compare_page import build_compare_page
 from paceline.report.compare_runs import check_thresholds, compare_runs, parse_thresholds
+from paceline.report.document import ReportPage
 from paceline.report.render import render_html, render_markdown
 from paceline.report.render_terminal import print_page
+from paceline.report.watch_page import build_watch_comparison
 
 _FORMATS = (".html", ".md", ".json")
 _BELOW_CODE = 1
@@ -36,6 +39,8 @@ def compare(options: CompareOptions) -> int:
     folders = list({folder.resolve(): folder for folder in (run.expanduser() for run in options.runs)}.values())
     if not folders:
         raise RecipeError("compare: no run was named (name two or more, such as runs/digits-*)")
+    if all(map(is_watch_dir, folders)):
+        return _compare_watched(options, folders)
     metric = _default_metric(folders) if options.metric == "auto" else options.metric
     thresholds = parse_thresholds(options.fail_below, metric)
     trained = [read_compared_run(folder, metric) for folder in folders]
@@ -46,12 +51,7 @@ def compare(options: CompareOptions) -> int:
     result = compare_runs(trained, metric=metric, target=options.target, command=("paceline", *sys.argv[1:]))
     failures = check_thresholds(result, thresholds)
     result = result.model_copy(update={"failures": tuple(failures)})
-    if options.as_json:
-        print(comparison_json(result))
-    else:
-        print_page(build_compare_page(result, trained))
-    if out is not None:
-        _write_comparison(result, trained, out.expanduser(), print_path=not options.as_json)
+    _show_comparison(comparison_json(result), build_compare_page(result, trained), options)
     for failure in failures:
         print(f"below: {printable_class_name(failure)}", file=sys.stderr)
     return _BELOW_CODE if failures else 0
@@ -81,14 +81,38 @@ def comparison_json(result: CompareResult) -> str:
     return json.dumps(result.model_dump(mode="json"), indent=2, allow_nan=False)
 
 
-def _write_comparison(result: CompareResult, runs: list[ComparedRun], out: Path, *, print_path: bool) -> None:
+def _compare_watched(options: CompareOptions, folders: Sequence[Path]) -> int:
+    """Compare the steps of scripts under `paceline watch`, and return the exit code."""
+    given = {"--metric": options.metric != "auto", "--target": options.target, "--fail-below": options.fail_below}
+    for option, value in given.items():
+        if value:
+            raise RecipeError(f"{option}: has no effect on watched scripts (leave it out)")
+    names = [folder.resolve().name for folder in folders]
+    labels = names if len(set(names)) == len(names) else list(map(str, folders))
+    results = {label: read_watch_result(folder) for label, folder in zip(labels, folders, strict=True)}
+    values = {name: result.model_dump(mode="json") for name, result in results.items()}
+    _show_comparison(json.dumps(values, indent=2, allow_nan=False), build_watch_comparison(results), options)
+    return 0
+
+
+def _show_comparison(text: str, page: ReportPage, options: CompareOptions) -> None:
+    """Print a comparison, as JSON `text` or as `page`, and write it to the file that was named."""
+    if options.as_json:
+        print(text)
+    else:
+        print_page(page)
+    if options.out is not None:
+        _write_comparison(text, page, options.out.expanduser(), print_path=not options.as_json)
+
+
+def _write_comparison(json_text: str, page: ReportPage, out: Path, *, print_path: bool) -> None:
     match out.suffix:
         case ".json":
-            text = comparison_json(result) + "\n"
+            text = json_text + "\n"
         case ".md":
-            text = printable_class_name(render_markdown(build_compare_page(result, runs)))
+            text = printable_class_name(render_markdown(page))
         case _:
-            text = printable_class_name(render_html(build_compare_page(result, runs)))
+            text = printable_class_name(render_html(page))
     try:
         write_output(out, text)
     except OSError as error:

@@ -557,6 +557,28 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """Options of `paceline watch`."""
+
+    command: Annotated[
+        list[str],
+        _argument(
+            metavar="PROGRAM [ARG]...",
+            help="Program that trains with PyTorch, and its arguments: python train.py, torchrun, srun, ...",
+        ),
+    ]
+    run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/watch-NAME-TIME")] = (
+        None
+    )
+    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="First steps to leave out.")] = 10
+    trace: Annotated[bool, _flag("--trace", help="Write a Chrome trace with the steps of all ranks.")] = False
+    as_json: Annotated[
+        bool,
+        _flag("--json", help="Print the result as JSON on stdout, and what the program prints there on stderr."),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class LadderOptions:
     """Options of `paceline ladder`."""
 

@@ -6,6 +6,10 @@ DATA_WAIT: Final = "data_wait"
 EXPOSED: Final = "exposed_communication"
 CAPTURED: Final = "captured_step"
 OTHER: Final = "other"
+SYNC: Final = "sync"
+"""The host waits for values of tensors, as in `loss.item()`. Only `paceline watch` tells this stage apart."""
+LOG: Final = "log"
+"""Time in log handlers and trackers. Only `paceline watch` tells this stage apart."""
 EPOCH_BOUNDARY: Final = "epoch_boundary"
 TRACE: Final = "trace"
 CAPTURE: Final = "capture"
@@ -29,6 +33,8 @@ STAGES: Final = (
     OTHER,
 )
 """All stages, in the order of a step."""
+WATCHED: Final = (*STAGES[:-1], SYNC, LOG, OTHER)
+"""Stages of a training script that paceline did not write, in the order of a step."""
 WORK: Final = tuple(name for name in STAGES if name != EXPOSED)
 """Stages without the wait for other ranks."""
 PAUSES: Final = (EPOCH_BOUNDARY, "evaluate", "checkpoint", TRACE, CAPTURE, UNFREEZE)
@@ -39,6 +45,8 @@ CUDA graph capture, and preparing the model once frozen parameters train.
 _DISPLAY_NAMES: Final = {
     "h2d": "copy to device",
     "device_augment": "augment on device",
+    SYNC: "reading values",
+    LOG: "logging",
     EPOCH_BOUNDARY: "starting the loader",
     "evaluate": "evaluation",
     "checkpoint": "checkpoints",

@@ -11,7 +11,7 @@ from math import ceil
 from typing import Final, Literal
 
 from paceline.core.results import CPU_STARVED, CommunicationResult, CpuResult, StragglerResult
-from paceline.core.stages import COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, display_name
+from paceline.core.stages import COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, LOG, OTHER, SYNC, display_name
 from paceline.core.units import Duration, count
 from paceline.measure.clock import ClockSummary
 
@@ -29,6 +29,8 @@ BottleneckName = Literal[
     "straggler-bound",
     "evaluation-bound",
     "checkpoint-bound",
+    "sync-bound",
+    "logging-bound",
     "unknown",
 ]
 PAUSE_SHARE: Final = 0.5
@@ -273,6 +275,13 @@ def _wait_losses(
     to_try = advise_faster_data(data_wait_s, summary.wall_s, used)
     yield loss("input-bound", "Waiting for data", data_wait_s, "waiting for data", to_try)
     yield loss("copy-bound", "Copying to the device", h2d_s, "copying")
+    # The last two are told apart in a watched script only. A GPU that computes while the host waits loses nothing.
+    sync_s = late.common_s(SYNC, sum(total.host_s for name, total in summary.stages.items() if name == SYNC))
+    if used.is_gpu:
+        sync_s = min(sync_s, max(0.0, summary.wall_s - _device_s(summary, *COMPUTE, EXPOSED, "h2d")))
+    yield loss("sync-bound", "Waiting for values of tensors, as .item() does,", sync_s, "it")
+    log_s = late.common_s(LOG, _device_s(summary, LOG))
+    yield loss("logging-bound", "Logging", log_s, "logging")
     # Waiting for a late rank is counted as a straggler, not as communication.
     wire_s = max(0.0, _device_s(summary, EXPOSED) - late.waited_s)
     wire_loss = loss("communication-bound", "Exposed communication", wire_s, "it", advise_compression(used))

@@ -36,7 +36,7 @@ def rewrite_trace(recorded: Path, out: Path, *, rank: int, world_size: int, stop
     for private in ("host_name", "traceName"):
         header.pop(private, None)
     header["distributedInfo"] = header.get("distributedInfo", {}) | {"rank": rank, "world_size": world_size}
-    _write_trace(out, header, _with_stages(event for event in events if not _is_step_from(stop, event)))
+    write_trace(out, header, _with_stages(event for event in events if not _is_step_from(stop, event)))
 
 
 def merge_traces(paths: Sequence[Path], out: Path, offsets_s: Mapping[int, float]) -> None:
@@ -58,7 +58,7 @@ def merge_traces(paths: Sequence[Path], out: Path, offsets_s: Mapping[int, float
             shift_us = (header["baseTimeNanoseconds"] - base_ns) / 1e3 - offsets_s.get(rank, 0.0) * 1e6
             yield from _place_events(_read_events(path), rank, shift_us, place, len(paths))
 
-    _write_trace(out, merged, events())
+    write_trace(out, merged, events())
 
 
 def trace_totals(path: Path) -> dict[str, float]:
@@ -104,8 +104,8 @@ def _with_stages(events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
         else:
             stages.append(event | {"name": name.removeprefix(MARK), "tid": STAGES_TID})
     for pid in {stage["pid"] for stage in stages}:
-        yield _metadata_event("thread_name", pid, STAGES_TID, {"name": "stages"})
-        yield _metadata_event("thread_sort_index", pid, STAGES_TID, {"sort_index": -1})
+        yield metadata_event("thread_name", pid, STAGES_TID, {"name": "stages"})
+        yield metadata_event("thread_sort_index", pid, STAGES_TID, {"sort_index": -1})
     yield from _split_stages(sorted(stages, key=_start_us), sorted(switches, key=_start_us))
 
 
@@ -153,11 +153,12 @@ def _place_events(
         yield moved
     for old, pid in pids.items():
         name = f"rank {rank}" if old == host else f"rank {rank} {named.get(old, old)}"
-        yield _metadata_event("process_name", pid, 0, {"name": name})
-        yield _metadata_event("process_sort_index", pid, 0, {"sort_index": rank * 100 + (0 if old == host else 1)})
+        yield metadata_event("process_name", pid, 0, {"name": name})
+        yield metadata_event("process_sort_index", pid, 0, {"sort_index": rank * 100 + (0 if old == host else 1)})
 
 
-def _metadata_event(name: str, pid: Any, tid: int, args: TraceEvent) -> TraceEvent:
+def metadata_event(name: str, pid: Any, tid: int, args: TraceEvent) -> TraceEvent:
+    """Return an event that names or sorts a process or a thread."""
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
@@ -175,7 +176,8 @@ def _read_events(path: Path) -> Iterator[TraceEvent]:
                 yield json.loads(line.rstrip(",\n"))
 
 
-def _write_trace(path: Path, header: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
+def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
+    """Write a gzipped trace. Raise `OSError` if the file cannot be written."""
     # Written beside `path` and renamed, so that readers of the folder never see a partial file.
     with replace_file(path) as binary, gzip.open(binary, "wt", encoding="utf-8", compresslevel=5) as file:
         file.write(json.dumps(header)[:-1] + ', "traceEvents": [\n')

@@ -6,7 +6,7 @@ from math import comb
 from typing import Final
 
 from paceline.core.results import BucketResult, CommunicationResult, RankResult, StragglerResult
-from paceline.core.stages import WORK
+from paceline.core.stages import EXPOSED
 
 LATE_SHARE: Final = 0.05
 """Share of a step by which the latest rank must be late to count as late."""
@@ -88,8 +88,8 @@ def _find_late_stage(late: int, ranks: Sequence[RankTimes]) -> str | None:
         others = [rank.stages.get(stage, 0.0) for number, rank in enumerate(ranks) if number != late]
         return ranks[late].stages.get(stage, 0.0) - _mean(others)
 
-    stage = max(WORK, key=excess_s)
-    return stage if excess_s(stage) > 0 else None
+    stage = max((name for name in ranks[late].stages if name != EXPOSED), key=excess_s, default="")
+    return stage if stage and excess_s(stage) > 0 else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from paceline.core.stages import PAUSES, STAGES, display_name
+from paceline.core.stages import PAUSES, WATCHED, display_name
 from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, milliseconds, number, per_second, seconds, share, size
 from paceline.report.document import BarSegment, Paragraph, StackedBar, TableCell, TableColumn
@@ -193,7 +193,7 @@ def stage_label(key: str) -> str:
 
 def stage_colour(key: str) -> str:
     """Return the CSS class of a part."""
-    return f"c-{key.replace('_', '-')}" if key in (*_PROCESS_PARTS, *STAGES, *PAUSES) else "c-unknown"
+    return f"c-{key.replace('_', '-')}" if key in (*_PROCESS_PARTS, *WATCHED, *PAUSES) else "c-unknown"
 
 
 def time_bar(

@@ -4,7 +4,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, TextIO
 
 from rich import box
 from rich.console import Console
@@ -55,19 +55,21 @@ _REST: Final = "·"
 _PLAIN_REST: Final = "."
 
 
-def print_page(page: ReportPage) -> None:
-    """Print the title, status and summary of a page."""
-    _build_console().print(clean_lines(f"{page.title}: {page.status}"), style="bold", soft_wrap=True)
+def print_page(page: ReportPage, out: TextIO | None = None) -> None:
+    """Print the title, status and summary of a page to `out`, by default to standard output."""
+    console = _build_console(out)
+    console.print(clean_lines(f"{page.title}: {page.status}"), style="bold", soft_wrap=True)
     facts, summary = [figure.row for figure in page.figures], page.summary
     commands: list[Block] = []
     if page.verdict is not None:
         commands = [Paragraph("To try:"), Command(page.verdict.command)] if page.verdict.command else []
-        texts = (f"{page.verdict.bottleneck}.", page.verdict.evidence, page.verdict.ceiling, page.verdict.advice)
+        advice = f"To try: {page.verdict.advice}." if page.verdict.advice else ""
+        texts = (f"{page.verdict.bottleneck}.", page.verdict.evidence, page.verdict.ceiling, advice)
         facts.append(("bottleneck", TableCell(" ".join(filter(None, texts)))))
     match page.summary:
         case [KeyValueList(title="") as more, *summary]:
             facts += more.rows
-    print_blocks(
+    blocks = (
         *([Paragraph(" · ".join(page.subtitle))] if page.subtitle else []),
         *(Paragraph(f"could not be read: {problem}") for problem in page.problems),
         KeyValueList(facts),
@@ -76,6 +78,8 @@ def print_page(page: ReportPage) -> None:
         KeyValueList([finding.row for finding in page.health], "health"),
         *summary,
     )
+    for block in blocks:
+        _print_block(console, block)
 
 
 def print_brief(brief: Brief, *, is_ascii: bool = False) -> None:
@@ -173,8 +177,8 @@ def print_blocks(*blocks: Block) -> None:
         _print_block(console, block)
 
 
-def _build_console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)
+def _build_console(out: TextIO | None = None) -> Console:
+    return Console(file=out, highlight=False, markup=False, emoji=False)
 
 
 def _print_block(console: Console, block: Block) -> None:

@@ -1,6 +1,6 @@
 """Report sections on time: wall clock, stages of a step, data loading, ranks and probes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from paceline.core.results import (
@@ -10,6 +10,7 @@ from paceline.core.results import (
     LoaderResult,
     RankResult,
     RunResult,
+    StageResult,
     StragglerResult,
 )
 from paceline.core.stages import DATA_WAIT, EXPOSED, STAGES
@@ -34,6 +35,7 @@ from paceline.report.text import clean_text, finite_or_none
 _UNFINISHED_NOTE = "The run has not finished: start-up, evaluations and checkpoints are attributed at its end."
 _SHARE_SUFFIX: Final = "_share"
 _NUM_OPEN_RANKS = 16
+_ROUNDING: Final = 1e-9  # of a sum of shares
 _CEILING_LABELS: Final = {
     "free_data": "without data loading",
     "free_copy": "without loading and copies",
@@ -132,7 +134,7 @@ def _time_bars(result: RunResult, account: AccountResult) -> list[Block]:
     bars: list[Block] = [cells.time_bar(title, drawn, account.wall_s, note=note, has_legend=False)]
     steps = account.counted_steps
     if steps and sum(stage.share for stage in result.stages.values()) > 0:
-        step_s = _step_seconds(result, steps)
+        step_s = _step_seconds(result.stages, steps)
         parts = {key: each_s / steps for key, each_s in stages.items()}
         parts["residual"] = step_s - sum(parts.values())
         step_title = f"A step: {milliseconds(step_s)}, the mean of {count(steps, 'measured step')}"
@@ -169,26 +171,31 @@ def _time_table(result: RunResult, account: AccountResult) -> Table:
     return Table("", cells.table_columns(["part"], titles), rows, has_sum=True)
 
 
-def _step_seconds(result: RunResult, num_steps: int) -> float:
+def _step_seconds(stages: Mapping[str, StageResult], num_steps: int) -> float:
     # The result has no wall clock of the measured steps: it follows from the shares.
-    stages = result.stages.values()
-    return sum(stage.host_s for stage in stages) / sum(stage.share for stage in stages) / num_steps
+    return sum(each.host_s for each in stages.values()) / sum(each.share for each in stages.values()) / num_steps
 
 
 def stage_table(result: RunResult, whose: str = "rank 0") -> Table | None:
-    """Return the stages of a mean step, the longest first; None if no step was counted.
+    """Return the stages of a mean step of a run; None if no step was counted."""
+    num_steps = result.account.counted_steps if result.account is not None else 0
+    return mean_step_table(result.stages, num_steps, whose)
+
+
+def mean_step_table(stages: Mapping[str, StageResult], num_steps: int, whose: str) -> Table | None:
+    """Return the stages of the mean of `num_steps` steps, the longest first; None without any.
 
     Device times are shown only if they differ from those of the host.
     """
-    stages, num_steps = result.stages, result.account.counted_steps if result.account is not None else 0
     covered = sum(stage.share for stage in stages.values())
     if not num_steps or covered <= 0:
         return None
-    step_s = _step_seconds(result, num_steps)
+    step_s = _step_seconds(stages, num_steps)
     has_device = any(stage.device_s != stage.host_s for stage in stages.values())
     timed = [(key, stage.host_s, stage.device_s, stage.share) for key, stage in stages.items()]
     timed.sort(key=lambda each: -each[1])
-    rest = ("residual", (1 - covered) * step_s * num_steps, None, 1 - covered)
+    rest_share = 1 - covered if abs(1 - covered) > _ROUNDING else 0.0
+    rest = ("residual", rest_share * step_s * num_steps, None, rest_share)
     rows = [
         [
             TableCell(cells.stage_label(key), swatch=cells.stage_colour(key)),
@@ -277,9 +284,9 @@ def rank_blocks(run: RunData) -> list[Block]:
     if result.communication is not None:
         blocks += _communication_blocks(_profiled_communication(run) or result.communication)
     if result.straggler is not None:
-        blocks.append(_straggler_paragraph(result.straggler))
+        blocks.append(straggler_paragraph(result.straggler))
     if result.ranks:
-        blocks.append(_rank_table(result.ranks, on_gpu=result.provenance.get("device") == "cuda"))
+        blocks.append(rank_table(result.ranks, on_gpu=result.provenance.get("device") == "cuda"))
     return blocks
 
 
@@ -330,7 +337,8 @@ def _communication_blocks(result: CommunicationResult) -> list[Block]:
     return [*blocks, Table("Buckets of gradients, means", columns, rows, _NUM_OPEN_RANKS, "all buckets")]
 
 
-def _straggler_paragraph(result: StragglerResult) -> Paragraph:
+def straggler_paragraph(result: StragglerResult) -> Paragraph:
+    """Return the time that is lost by waiting for the latest rank, and which rank that is."""
     lost = f"Waiting for the straggler costs {milliseconds(result.lost_s)} per step, {share(result.share)} of it."
     if result.rank is None:
         often = f"in {share(result.late_steps)} of the steps" if result.late_steps else ""
@@ -341,7 +349,8 @@ def _straggler_paragraph(result: StragglerResult) -> Paragraph:
     )
 
 
-def _rank_table(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
+def rank_table(results: Sequence[RankResult], *, on_gpu: bool) -> Table:
+    """Return the mean times of each rank."""
     stages = list(dict.fromkeys(name for each in results for name, each_s in each.stages.items() if each_s))
     rows = [
         [

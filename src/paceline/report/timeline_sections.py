@@ -1,13 +1,13 @@
 """Report section on the timeline of a run: start-up, training, evaluations, checkpoints and time between processes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from statistics import median
 from typing import Any, Final
 
-from paceline.core.stages import UNFREEZE, WEIGH
+from paceline.core.stages import EPOCH_BOUNDARY, UNFREEZE, WEIGH
 from paceline.core.units import count, seconds
 from paceline.report import cells
 from paceline.report.document import BarChart, BarRow, BarSegment, Block, KeyValueList, PageSection, Table, TableCell
@@ -20,11 +20,11 @@ _MAX_VISIBLE_PAUSES: Final = 60
 _MAX_PROCESSES: Final = 100
 _SLOW_SHARE: Final = 0.5
 _PAUSES: Final = ("evaluate", WEIGH, "checkpoint", UNFREEZE)
-_TRAINING, _SLOW, _START_UP, _REWORK, _DOWN = "training", "slow", "start_up", "rework", "down"
+TRAINING, _SLOW, START_UP, _REWORK, _DOWN = "training", "slow", "start_up", "rework", "down"
 # Labels and CSS classes, in the order of the legend.
 _KINDS: Final = {
-    _START_UP: ("start-up", "c-start-up"),
-    _TRAINING: ("training", "c-useful"),
+    START_UP: ("start-up", "c-start-up"),
+    TRAINING: ("training", "c-useful"),
     _SLOW: ("slow steps: below half of the median speed", "c-wrong"),
     "evaluate": ("evaluation", "c-evaluate"),
     WEIGH: ("image weighing", "c-evaluate"),
@@ -57,7 +57,9 @@ class _Process:
 
 
 @dataclass(frozen=True)
-class _Span:
+class Span:
+    """What a process did from `begin_s` to `end_s`, seconds since 1970."""
+
     kind: str
     begin_s: float
     end_s: float
@@ -76,7 +78,7 @@ def timeline_section(run: RunData) -> PageSection | None:
     for number, process in enumerate(processes):
         spans = list(_spans(run, process, processes[number - 1] if number else None))
         used |= {span.kind for span in spans}
-        parts = _draw(spans, begin_s, whole_s)
+        parts = draw_spans(spans, begin_s, whole_s)
         rows.append(BarRow(f"process {number + 1}, {count(int(process.num_ranks), 'rank')}", parts, process.status))
     chart = BarChart(
         f"{count(len(processes), 'process', 'processes')} in {seconds(whole_s)}",
@@ -137,22 +139,22 @@ def _last_seen(run: RunData, trained_from_s: float) -> float:
     return max(times, default=0.0)
 
 
-def _spans(run: RunData, process: _Process, before: _Process | None) -> Iterator[_Span]:
+def _spans(run: RunData, process: _Process, before: _Process | None) -> Iterator[Span]:
     """Yield what a process did; later spans are drawn over earlier ones."""
     if before is not None and before.ended_s < process.started_s:
-        yield _Span(_DOWN, before.ended_s, process.started_s)
-    yield _Span(_START_UP, process.started_s, process.first_step_s)
-    yield _Span(_TRAINING, process.first_step_s, process.ended_s)
+        yield Span(_DOWN, before.ended_s, process.started_s)
+    yield Span(START_UP, process.started_s, process.first_step_s)
+    yield Span(TRAINING, process.first_step_s, process.ended_s)
     yield from _slow_spans(run, process)
     if process.lost_s:
-        yield _Span(_REWORK, max(process.first_step_s, process.ended_s - process.lost_s), process.ended_s)
+        yield Span(_REWORK, max(process.first_step_s, process.ended_s - process.lost_s), process.ended_s)
     for each in run.pauses.rows:
         name, begin_s = str(each.get("name")), finite_or_none(each.get("unix_s"))
         if name in _KINDS and begin_s is not None and process.first_step_s - 1 <= begin_s <= process.ended_s:
-            yield _Span(name, begin_s, min(process.ended_s, begin_s + max(0.0, _number(each, "pause_s"))))
+            yield Span(name, begin_s, min(process.ended_s, begin_s + max(0.0, _number(each, "pause_s"))))
 
 
-def _slow_spans(run: RunData, process: _Process) -> Iterator[_Span]:
+def _slow_spans(run: RunData, process: _Process) -> Iterator[Span]:
     points = [each for each in run.steps.points if "trained_s" in each and each.get("images_per_s", 0.0) > 0]
     if len(points) < 4:
         return
@@ -163,23 +165,28 @@ def _slow_spans(run: RunData, process: _Process) -> Iterator[_Span]:
         is_inside = process.first_step_s <= begin_s < end_s <= process.ended_s
         is_of_process = process.from_step <= steps[0] and steps[1] <= process.until_step
         if is_inside and is_of_process and later["images_per_s"] < limit:
-            yield _Span(_SLOW, begin_s, end_s)
+            yield Span(_SLOW, begin_s, end_s)
 
 
-def _draw(spans: Sequence[_Span], begin_s: float, whole_s: float) -> list[BarSegment]:
-    """Return the segments of a row: its time is divided into slots, each of the kind that fills most of it."""
+def draw_spans(
+    spans: Sequence[Span], begin_s: float, whole_s: float, kinds_shown: Mapping[str, tuple[str, str]] = _KINDS
+) -> list[BarSegment]:
+    """Return the segments of a row: its time is divided into slots, each of the kind that fills most of it.
+
+    `kinds_shown` has the label and the CSS class of each kind; all but start-up, training and down lie in training.
+    """
     slot_s = whole_s / _NUM_SLOTS
     filled: list[dict[str, float]] = [{} for _ in range(_NUM_SLOTS)]
     kinds = [""] * _NUM_SLOTS
-    pauses = [each for each in spans if each.kind in _PAUSES]
+    pauses = [each for each in spans if each.kind in (*_PAUSES, EPOCH_BOUNDARY)]
     for span in spans:
         first = min(_NUM_SLOTS - 1, max(0, int((span.begin_s - begin_s) / slot_s)))
         last = min(_NUM_SLOTS - 1, max(first, int((span.end_s - begin_s) / slot_s)))
         for slot in range(first, last + 1):
             low, high = begin_s + slot * slot_s, begin_s + (slot + 1) * slot_s
             covered = max(0.0, min(high, span.end_s) - max(low, span.begin_s))
-            if span.kind not in (_START_UP, _TRAINING, _DOWN):  # these lie within training
-                filled[slot][_TRAINING] = max(0.0, filled[slot].get(_TRAINING, 0.0) - covered)
+            if span.kind not in (START_UP, TRAINING, _DOWN):  # these lie within training
+                filled[slot][TRAINING] = max(0.0, filled[slot].get(TRAINING, 0.0) - covered)
             filled[slot][span.kind] = filled[slot].get(span.kind, 0.0) + covered
     for slot, parts in enumerate(filled):
         if parts and max(parts.values()) > 0:
@@ -194,7 +201,7 @@ def _draw(spans: Sequence[_Span], begin_s: float, whole_s: float) -> list[BarSeg
             continue
         kind, share = kinds[begin], (slot - begin) / _NUM_SLOTS
         covered_s = sum(each.get(kind, 0.0) for each in filled[begin:slot])
-        label, colour = _KINDS.get(kind, ("", "c-none"))
+        label, colour = kinds_shown.get(kind, ("", "c-none"))
         segments.append(BarSegment(label, share, seconds(covered_s), colour))
         begin = slot
     return segments[:-1] if segments[-1].colour == "c-none" else segments

@@ -1,4 +1,4 @@
-"""Write the report of a run directory or of an experiment as one file."""
+"""Write the report of a run directory, of an experiment or of a watched command as one file."""
 
 import json
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.results import printable_class_name
 from paceline.core.run_dir import RunDir, write_atomic
+from paceline.core.watch_result import is_watch_dir, read_watch_result
 from paceline.report.document import (
     BarChart,
     Block,
@@ -32,6 +33,7 @@ from paceline.report.read_run import is_experiment_dir, read_run
 from paceline.report.render import LiveVersion, render_html, render_markdown, run_to_data
 from paceline.report.run_page import build_run_page
 from paceline.report.text import to_jsonable
+from paceline.report.watch_page import build_watch_page
 
 # Keeps every report small enough to send by mail.
 MAX_REPORT_BYTES: Final = 1_000_000
@@ -64,14 +66,17 @@ def write_report(rundir: RunDir) -> Path:
 
 
 def render_report(rundir: RunDir, kind: str) -> str:
-    """Return the report of a run directory or an experiment as `html`, `md` or `json`.
+    """Return the report of a run directory, an experiment or a watched command as `html`, `md` or `json`.
 
-    Raise `PacelineError` if the folder is neither, or if the experiment has not finished.
+    Raise `PacelineError` if the folder is none of them, or if the experiment has not finished.
     """
     if kind not in REPORT_FORMATS:
         raise RecipeError(f"--format: {kind!r} is unknown (use html, md or json)")
     data: Any
-    if is_experiment_dir(rundir.path):
+    if is_watch_dir(rundir.path):
+        watched = read_watch_result(rundir.path)
+        data, page = to_jsonable(watched.model_dump()), build_watch_page(watched, rundir.path)
+    elif is_experiment_dir(rundir.path):
         folder = ExperimentDir(rundir.path)
         result = folder.read()
         data, page = to_jsonable(result.model_dump()), build_experiment_page(folder, result)

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import CommunicationResult, CpuResult, StragglerResult
-from paceline.core.stages import STAGES
+from paceline.core.stages import WATCHED
 from paceline.core.units import Duration
 from paceline.measure import ClockSummary, StageClock, StageTotal
 from paceline.measure.bottleneck import Ceilings, RunSettings, find_bottleneck
@@ -19,7 +19,7 @@ GPU = RunSettings(device_type="cuda")
 
 def summary_of(*, starved: float = 0.0, pauses: dict[str, float] | None = None, **stages_s: float) -> ClockSummary:
     """Return the summary of 10 steps of 10 s in all; what the stages leave of it is residual."""
-    assert set(stages_s) <= set(STAGES)
+    assert set(stages_s) <= set(WATCHED)
     return ClockSummary(
         n=10,
         images=320,
@@ -46,6 +46,9 @@ CASES = {
     "a fifth is copying": (summary_of(h2d=2.0, forward=8.0), GPU, None, "copy-bound"),
     "copying takes longer than waiting": (summary_of(data_wait=2.5, h2d=4.0, forward=3.5), GPU, None, "copy-bound"),
     "waiting takes longer than copying": (summary_of(data_wait=4.0, h2d=2.5, forward=3.5), GPU, None, "input-bound"),
+    "a fifth is reading values": (summary_of(sync=2.0, forward=8.0), RunSettings(), None, "sync-bound"),
+    "a GPU without work meanwhile": (summary_of(sync=2.0, forward=8.0), GPU, None, "sync-bound"),
+    "a fifth is logging": (summary_of(log=2.0, forward=8.0), GPU, None, "logging-bound"),
     "the GPU ran dry": (summary_of(forward=5.0, backward=5.0, starved=0.9), GPU, None, "launch-bound"),
     "it ran dry in half the steps": (summary_of(forward=5.0, backward=5.0, starved=0.5), GPU, None, "compute-bound"),
     "it ran dry for want of data": (summary_of(data_wait=4.0, forward=6.0, starved=0.9), GPU, None, "input-bound"),
@@ -168,6 +171,8 @@ def test_the_table_has_every_class() -> None:
         "straggler-bound",
         "evaluation-bound",
         "checkpoint-bound",
+        "sync-bound",
+        "logging-bound",
         "unknown",
     }
 
