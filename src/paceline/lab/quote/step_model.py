@@ -1,0 +1,175 @@
+"""The time of a step on a GPU from the kernels of the network, and constants fitted to published measurements.
+
+A kernel takes as long as its FLOPs or its bytes, whichever is longer (a smooth maximum), and an empty kernel:
+
+    t = ((FLOPs fill / (e peak))^p + (bytes / (m bandwidth))^p)^(1/p) + launch
+
+The efficiencies e and m belong to the class of the kernel. A matrix product, or a convolution as one, wastes a part of
+its tiles if its sides are short: fill = product of (1 + s / side). The loss s is time of a multiprocessor, so that it
+grows with the FLOP/s of one. Kernels run one after another, and the host launches them in time.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from paceline.lab.quote.gpu import Gpu
+from paceline.models.flops import Kernel, Kind, StepKernels
+from paceline.recipe.schema.base import Section
+from paceline.recipe.yaml import read_yaml_file
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+CONSTANTS: Final = Path(str(resources.files("paceline.lab") / "quote" / "constants.yaml"))
+SMOOTHNESS: Final = 4.0
+"""p of the smooth maximum."""
+_MAX_SIDES: Final = 3
+_ON_VECTOR_UNITS: Final = ("depthwise", "depthwise_weights")
+"""Classes of kernels that use no tensor cores."""
+_REFERENCE_RATE: Final = 71e12 / 82
+"""FLOP/s of a multiprocessor of the RTX 3090, on which the loss at short sides was fitted."""
+Layout = Literal["nchw", "nhwc"]
+Mode = Literal["training", "inference"]
+Array = NDArray[np.float64]
+
+
+class KindConstants(Section):
+    """Constants of a class of kernels."""
+
+    compute: float = Field(gt=0)
+    """Share of the peak FLOP/s that a large kernel reaches."""
+    memory: float = Field(gt=0)
+    """Share of the bandwidth that a large kernel reaches, by the bytes that it would move at least."""
+    side: float = Field(ge=0)
+    """Length of a side of a matrix product at which half of a tile is wasted."""
+    nchw: float = Field(gt=0)
+    """Time in NCHW, as a multiple of that in NHWC."""
+
+
+class Constants(Section):
+    """Constants of `training` or `inference`, and how far their predictions were off where they were not fitted."""
+
+    source: str
+    """Measurements that they were fitted to."""
+    kinds: dict[Kind, KindConstants]
+    """Constants by class of kernels."""
+    launch: float = Field(gt=0)
+    """Time of a kernel besides its work, as a multiple of that of an empty one."""
+    low: float
+    """Logarithm of (measured / predicted seconds) that 5 % of the networks of left-out families are below."""
+    high: float
+    """The same that 5 % are above."""
+    gpu_sigma: float = Field(ge=0)
+    """Standard deviation of the logarithm of the error that a GPU adds that is not among the fitted ones."""
+
+
+def read_constants(path: Path = CONSTANTS) -> dict[Mode, Constants]:
+    """Return the constants of the package, or of a file, by mode."""
+    values = read_yaml_file(path).values
+    return {mode: Constants.model_validate(values[mode]) for mode in ("training", "inference")}
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """Kernels as arrays: class as an index of `KINDS`, FLOPs and bytes per image, bytes per batch, and sides.
+
+    `sides` has three columns; a missing one is infinite. `count` is how often the kernel runs.
+    """
+
+    kind: NDArray[np.int64]
+    flops: Array
+    num_bytes: Array
+    batch_bytes: Array
+    sides: Array
+    count: Array
+
+    @classmethod
+    def build(cls, kernels: Iterable[Kernel]) -> "KernelTable":
+        """Build the table of kernels; equal ones share a row."""
+        return cls.from_rows([[*kernel, number] for kernel, number in Counter(kernels).items()])
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Iterable[Any]]) -> "KernelTable":
+        """Build the table from the fields of each kernel and its count, as `to_rows` returns them."""
+        kinds, flops, num_bytes, batch_bytes, sides, counts = zip(*rows, strict=True)
+        padded = [[*each, *[np.inf] * (_MAX_SIDES - len(each))] for each in sides]
+        numbers = (np.array(each, dtype=np.float64) for each in (flops, num_bytes, batch_bytes, padded, counts))
+        return cls(np.array([KINDS.index(kind) for kind in kinds]), *numbers)
+
+
+@dataclass(frozen=True)
+class StepConstants:
+    """Constants as arrays over `KINDS`, and the launch as a number."""
+
+    compute: Array
+    memory: Array
+    side: Array
+    nchw: Array
+    launch: float
+
+    @classmethod
+    def build(cls, constants: Constants) -> "StepConstants":
+        """Build the arrays."""
+        rows = [constants.kinds[kind] for kind in KINDS]
+        columns = (np.array([getattr(row, name) for row in rows]) for name in ("compute", "memory", "side", "nchw"))
+        return cls(*columns, constants.launch)
+
+
+@dataclass(frozen=True)
+class KernelTimes:
+    """Seconds of each row of a table, all its kernels: of its FLOPs, of its bytes, and whole with launches.
+
+    `loss` is the sum over sides of s / (s + side), by which the whole grows with s.
+    """
+
+    compute_s: Array
+    memory_s: Array
+    work_s: Array
+    launch_s: Array
+    loss: Array
+
+
+def time_kernels(
+    table: KernelTable, batch: Array | float, gpu: Gpu, precision: str, layout: Layout, constants: StepConstants
+) -> KernelTimes:
+    """Return the times of kernels for batches of `batch` images, a number or one per row."""
+    kind = table.kind
+    tensor, vector = gpu.flops_per_s(precision), gpu.flops_per_s("fp32")
+    peak = np.array([vector if name in _ON_VECTOR_UNITS else tensor for name in KINDS])
+    side = constants.side * tensor / gpu.multiprocessors / _REFERENCE_RATE
+    short = side[kind][:, None] / table.sides
+    contiguous = constants.nchw[kind] if layout == "nchw" else 1.0
+    times = table.count * contiguous
+    compute_s = times * batch * table.flops * np.prod(1 + short, axis=1) / (constants.compute * peak)[kind]
+    memory_s = times * (batch * table.num_bytes + table.batch_bytes) / (constants.memory[kind] * gpu.gb_per_s * 1e9)
+    work_s = (compute_s**SMOOTHNESS + memory_s**SMOOTHNESS) ** (1 / SMOOTHNESS)
+    launch_s = table.count * constants.launch * gpu.launch_us * 1e-6
+    return KernelTimes(compute_s, memory_s, work_s, launch_s, np.sum(short / (1 + short), axis=1))
+
+
+_OPTIMIZER_PASSES: Final[Mapping[str, tuple[float, int]]] = {"sgd": (14.0, 5), "adamw": (18.0, 10)}
+"""Numbers of fp32 read and written per parameter, and kernels per tensor, of optimizers without fusion."""
+
+
+def build_step_table(step: StepKernels, optimizer: str | None = "sgd") -> KernelTable:
+    """Build the table of all kernels of a step, with those of an optimizer unless it is None."""
+    kernels = [*step.forward, *step.backward]
+    if optimizer is not None:
+        passes, number = _OPTIMIZER_PASSES[optimizer]
+        launches = number * step.tensors
+        kernels += [Kernel("elementwise", 0.0, 0.0, 4 * passes * step.params / launches, ())] * launches
+    return KernelTable.build(kernels)
+
+
+def predict_step_s(
+    table: KernelTable, batch: int, gpu: Gpu, precision: str, layout: Layout, constants: Constants
+) -> float:
+    """Return the seconds of a step of `batch` images."""
+    times = time_kernels(table, batch, gpu, precision, layout, StepConstants.build(constants))
+    return float(np.sum(times.work_s + times.launch_s))
