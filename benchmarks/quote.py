@@ -76,6 +76,39 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A figure of training that others have published: `model` is a name of paceline's."""
+
+    source: str
+    gpu: str
+    model: str
+    num_classes: int
+    size: int
+    batch: int
+    precision: str
+    layout: Layout
+    images_per_s: float
+
+
+DLE = "NVIDIA DeepLearningExamples resnet50v1.5"
+NERSC = "NERSC sc20-dl-tutorial, with its loader"
+FIGURES = (
+    Figure(DLE, "v100", "torchvision:resnet50", 1000, 224, 256, "fp16", "nhwc", 1200),
+    Figure(DLE, "v100", "torchvision:resnet50", 1000, 224, 128, "fp32", "nchw", 367),
+    Figure(DLE, "a100", "torchvision:resnet50", 1000, 224, 256, "fp16", "nhwc", 2470),
+    Figure(DLE, "a100", "torchvision:resnet50", 1000, 224, 256, "tf32", "nchw", 938),
+    Figure("timm issue 1491, synthetic", "a100", "torchvision:resnet50", 1000, 224, 256, "fp16", "nhwc", 2600),
+    Figure("DLPerf, NGC PyTorch", "v100", "torchvision:resnet50", 1000, 224, 256, "fp16", "nchw", 803),
+    Figure(NERSC, "v100", "resnet50_nersc", 100, 32, 256, "fp32", "nchw", 680),
+    Figure(NERSC, "v100", "resnet50_nersc", 100, 32, 256, "fp16", "nchw", 1795),
+    Figure(NERSC, "v100", "resnet50_nersc", 100, 32, 256, "fp16", "nhwc", 2180),
+    Figure("DDP post, with its loader", "a100-40", "torchvision:resnet50", 10, 32, 256, "tf32", "nchw", 3788),
+    Figure("JSC course, with its loader", "a100-40", "torchvision:resnet50", 1000, 256, 256, "tf32", "nchw", 624),
+)
+"""One GPU each, by PyTorch."""
+
+
+@dataclass(frozen=True)
 class Published:
     """A table: what was measured, on which GPU, in which layout, by which versions."""
 
@@ -507,6 +540,42 @@ def leave_gpu_out(fitted: Samples, judged: Samples, vector: Vector, bounds: tupl
     return Errors(judged.names, judged.families, ratio, low, high, baselines)
 
 
+def count_figure(model: str, num_classes: int, size: int, precision: str) -> StepKernels:
+    """Count the network of a figure."""
+    import torch
+
+    from paceline.models.build import build_model
+    from paceline.models.flops import count_kernels
+    from paceline.recipe.schema.model import Model
+
+    with torch.device("meta"):
+        network = build_model(Model(name=model), num_classes=num_classes, channels=3, image_size=size)
+    return count_kernels(network, 3, size, size, autocast=torch.float16 if precision == "fp16" else None)
+
+
+def judge_figures(vector: Vector, bounds: tuple[float, float]) -> dict[str, Any]:
+    """Return what is predicted of each figure, and by how much too fast."""
+    counted: dict[tuple[Any, ...], KernelTable] = {}
+    low, high = widen(bounds, GPU_SIGMA)
+    found = {}
+    for each in FIGURES:
+        key = (each.model, each.num_classes, each.size, each.precision)
+        if key not in counted:
+            counted[key] = build_step_table(count_figure(*key))
+        gpu = read_gpu_once(each.gpu)
+        times = time_kernels(counted[key], each.batch, gpu, each.precision, each.layout, unpack(vector))
+        predicted = each.batch / float(np.sum(times.work_s + times.launch_s))
+        error = predicted / each.images_per_s - 1
+        title = f"{each.source}: {each.model} of {each.size} px on {each.gpu}, {each.precision} {each.layout}"
+        found[title] = {
+            "images_per_s": each.images_per_s,
+            "predicted": round(predicted, 1),
+            "error": error,
+            "holds": bool(low <= np.log1p(error) <= high),
+        }
+    return found
+
+
 def pool(errors: Sequence[Errors]) -> tuple[float, float]:
     """Return the interval of all errors together."""
     return interval(
@@ -544,6 +613,7 @@ def judge(tables: Sequence[Published], counted: Mapping[str, Counted]) -> Iterat
         yield f"training, families left out, {group.gpu} {group.layout}", each.summary()
     trained = fit(training, start())
     constants = {"training": (trained, pool(errors))}
+    yield "figures", judge_figures(*constants["training"])
     prior = layout_prior(trained, start())
     inference = {each.name: samples[each.name] for each in tables if each.mode == "inference"}
     for name, group in inference.items():
@@ -582,7 +652,11 @@ def main() -> None:
     counted = read_cache(options.cache)
     record = dict(judge(tables, counted))
     constants = record.pop("constants")
+    for title, each in record["figures"].items():
+        print(f"{title}: {each['predicted']:,.0f} against {each['images_per_s']:,} images/s, {each['error']:+.1%}")
     for name, values in record.items():
+        if name == "figures":
+            continue
         baselines = ", ".join(f"{each} {error:.1%}" for each, error in values["baselines"].items())
         low, high = values["interval"]
         print(
