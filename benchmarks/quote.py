@@ -8,7 +8,8 @@ Three judgments: training of networks of families that were left out, inference 
 that others have published of other GPUs. A family is a module of `timm.models`. Three baselines see the same data:
 FLOPs, parameters, and the roofline of the datasheet, each with the best power of it as the time.
 
-`--constants FILE` writes the constants of the package.
+`--constants FILE` writes the constants of the package. `--no-fit` judges those that the package has, on tables that
+they were not fitted to.
 """
 
 import argparse
@@ -33,10 +34,13 @@ from paceline.lab.quote.gpu import read_gpu
 from paceline.lab.quote.step_model import (
     KINDS,
     SMOOTHNESS,
+    Constants,
     KernelTable,
     Layout,
     StepConstants,
     build_step_table,
+    find_bounds,
+    read_constants,
     time_kernels,
 )
 from paceline.models.flops import Kernel, StepKernels
@@ -295,8 +299,6 @@ def build_samples(published: Published, counted: Mapping[str, Counted]) -> Sampl
         rows.append(row)
         found.append(each)
     columns = {name: np.concatenate([getattr(each, name) for each in tables]) for name in vars(tables[0])}
-    columns["batch_bytes"] = np.maximum(columns["batch_bytes"], 0)
-    columns["num_bytes"] = np.maximum(columns["num_bytes"], 0)
     owners = np.array(owner)
     flops = np.bincount(owners, columns["flops"] * columns["count"])
     batch = np.array([row.batch for row in rows], dtype=np.float64)
@@ -339,7 +341,7 @@ def predict(samples: Samples, vector: Vector) -> tuple[Array, Array]:
     gpu = read_gpu_once(samples.gpu)
     times = time_kernels(samples.table, samples.batch[samples.owner], gpu, "fp16", samples.layout, unpack(vector))
     total = np.bincount(samples.owner, times.work_s + times.launch_s)
-    share = (times.compute_s / times.work_s) ** SMOOTHNESS
+    share = (times.compute_s / np.where(times.work_s > 0, times.work_s, 1)) ** SMOOTHNESS
     place = samples.owner * NUM_KINDS + samples.table.kind
 
     def by_kind(values: Array) -> Array:
@@ -604,6 +606,27 @@ def to_constants(vector: Vector, source: str, bounds: tuple[float, float]) -> di
     return {"source": source, "kinds": kinds, "launch": launch, "low": low, "high": high, "gpu_sigma": GPU_SIGMA}
 
 
+def from_constants(constants: Constants) -> Vector:
+    """Return the vector of constants."""
+    values = StepConstants.build(constants)
+    parts = [getattr(values, part) for part in PARTS]
+    return np.log(np.concatenate([*parts, [values.launch]]))
+
+
+def judge_package(tables: Sequence[Published], counted: Mapping[str, Counted]) -> Iterator[tuple[str, Any]]:
+    """Yield the errors on each table of the constants of the package, which were fitted on others."""
+    for each in tables:
+        constants = read_constants()[each.mode]
+        samples = build_samples(each, counted)
+        bounds = find_bounds(constants, is_fitted=each.gpu == "3090" or each.mode == "inference")
+        vector, size = from_constants(constants), np.ones(len(samples))
+        ratio = samples.log_s - predict(samples, vector)[0]
+        yield (
+            f"{each.name}, the package's constants",
+            Errors(samples.names, samples.families, ratio, bounds[0] * size, bounds[1] * size, {}).summary(),
+        )
+
+
 def judge(tables: Sequence[Published], counted: Mapping[str, Counted]) -> Iterator[tuple[str, Any]]:
     """Yield each judgment under its name, and the constants at last."""
     samples = {each.name: build_samples(each, counted) for each in tables}
@@ -643,6 +666,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--networks", type=int, default=10_000, help="count at most so many that the cache lacks")
     parser.add_argument("--jobs", type=int, default=1, help="processes that count")
+    parser.add_argument("--no-fit", action="store_true", help="judge the constants of the package")
     parser.add_argument("--constants", type=Path, help="write the constants")
     parser.add_argument("--json", type=Path, help="write the record")
     options = parser.parse_args()
@@ -650,9 +674,9 @@ def main() -> None:
     assert tables, f"{options.tables} holds no table"
     count_networks(tables, options.cache, options.networks, options.jobs)
     counted = read_cache(options.cache)
-    record = dict(judge(tables, counted))
-    constants = record.pop("constants")
-    for title, each in record["figures"].items():
+    record = dict((judge_package if options.no_fit else judge)(tables, counted))
+    constants = record.pop("constants", None)
+    for title, each in record.get("figures", {}).items():
         print(f"{title}: {each['predicted']:,.0f} against {each['images_per_s']:,} images/s, {each['error']:+.1%}")
     for name, values in record.items():
         if name == "figures":
@@ -664,7 +688,7 @@ def main() -> None:
             f"{values['median_error']:.1%} (bias {values['bias']:+.1%}, 90 % below {values['p90_error']:.1%}), "
             f"coverage {values['coverage']:.1%} by {low:.2f} to {high:.2f}; {baselines}"
         )
-    if options.constants:
+    if options.constants and constants:
         from paceline.recipe.yaml import to_yaml_text
 
         options.constants.write_text(to_yaml_text(constants), encoding="utf-8")

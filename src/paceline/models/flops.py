@@ -6,9 +6,9 @@ of each operation as torch runs it without a compiler, under autocast or not.
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import fsum
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -146,17 +146,17 @@ class ModelCost:
     @property
     def forward_flops(self) -> float:
         """FLOPs of the forward pass."""
-        return fsum(kernel.flops for kernel in self.forward)
+        return math.fsum(kernel.flops for kernel in self.forward)
 
     @property
     def training_flops(self) -> float:
         """FLOPs of the forward and backward pass."""
-        return fsum(kernel.flops for kernel in self.training)
+        return math.fsum(kernel.flops for kernel in self.training)
 
     @property
     def training_elements(self) -> float:
         """Elements moved in forward and backward; multiply by 2 bytes in bf16 or 4 in fp32."""
-        return fsum(kernel.elements for kernel in self.training)
+        return math.fsum(kernel.elements for kernel in self.training)
 
 
 def count_cost(model: nn.Module, channels: int, height: int, width: int) -> ModelCost:
@@ -278,10 +278,11 @@ def _count_saved_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
+        alias = tensor.detach()  # an output itself would hold its own graph, which would never be freed
         if storage._cdata not in own:
-            kept.append(tensor.detach())
+            kept.append(alias)
             found[storage._cdata] = storage.nbytes()
-        return tensor
+        return alias
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield found
@@ -355,13 +356,14 @@ def _list_kernels(func: Any, args: Any, out: Any, flops: float) -> list[_Recorde
     if packet is aten.convolution_backward:
         return _list_convolution_backward_kernels(args, out)
     reads, writes = _list_tensor_sizes(args), _list_tensor_sizes(out)
-    kind, sides = _classify(func, args)
     if func.is_view or packet in _NO_TRAFFIC_OPS:
-        return [_Recorded(kind, KernelCost(flops, 0), 0)]
+        return [_Recorded("other", KernelCost(flops, 0), 0)]
+    kind, sides = _classify(func, args)
     num_bytes = _sum_bytes(args) + _sum_bytes(out)
     if packet in _NORM_PASSES:
         elements = _NORM_PASSES[packet] * max(reads)
-        is_evaluation = packet is aten.native_batch_norm and not args[5]  # reads once, with statistics at hand
+        # With statistics at hand, a norm reads once.
+        is_evaluation = packet in (aten.native_batch_norm, aten._native_batch_norm_legit) and args[5] is False
         if not is_evaluation:
             num_bytes = _NORM_PASSES[packet] * max(_bytes(each) for each in args if isinstance(each, Tensor))
     elif torch.Tag.pointwise in func.tags:
@@ -403,12 +405,12 @@ def _convolution_kind(weight: Tensor, groups: int) -> Kind:
 
 def _convolution_sides(weight: Tensor, groups: int) -> tuple[int, int]:
     """Return the sizes of a convolution as a matrix product: outputs of a group, and numbers summed for each."""
-    return weight.shape[0] // groups, weight[0].numel()
+    return weight.shape[0] // groups, math.prod(weight.shape[1:])
 
 
 def _other_way(weight: Tensor, groups: int) -> tuple[int, int]:
     """Return the same for the gradient of the images."""
-    return weight.shape[1], weight.shape[0] // groups * weight[0, 0].numel()
+    return weight.shape[1], weight.shape[0] // groups * math.prod(weight.shape[2:])
 
 
 def _list_convolution_backward_kernels(args: Any, out: Any) -> list[_Recorded]:
@@ -416,7 +418,7 @@ def _list_convolution_backward_kernels(args: Any, out: Any) -> list[_Recorded]:
     # Torch's count ignores groups in backward, which is 40 times too much for EfficientNet.
     gradient, images, weight, is_transposed, groups = args[0], args[1], args[2], args[7], args[9]
     output_side = images if is_transposed else gradient
-    cost = KernelCost(2 * output_side.numel() * weight[0].numel(), gradient.numel() + images.numel())
+    cost = KernelCost(2 * output_side.numel() * math.prod(weight.shape[1:]), gradient.numel() + images.numel())
     kind = _convolution_kind(weight, groups)
     sides = _convolution_sides(weight, groups)
     num_bytes = sum(map(_bytes, (gradient, images, weight)))

@@ -13,7 +13,7 @@ from paceline.core.errors import RecipeError
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
 from paceline.lab.quote.gpu import Gpu
-from paceline.lab.quote.step_model import Constants, Layout, build_step_table, predict_step_s
+from paceline.lab.quote.step_model import Constants, Layout, build_step_table, find_bounds, predict_step_s
 from paceline.models.build import build_model
 from paceline.models.flops import StepKernels, count_kernels
 from paceline.recipe.errors import explain
@@ -23,8 +23,6 @@ from paceline.recipe.schema.base import Section
 from paceline.recipe.yaml import read_yaml_file
 
 _HALF: Final[Mapping[str, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_NORMAL_95: Final = 1.645
-"""Quantile of 95 % of a normal distribution, for intervals of 90 %."""
 _GRADIENT_BYTES: Final = 4
 _STATE_BYTES: Final[Mapping[str, int]] = {"sgd": 4}
 """Bytes of an optimizer's state per parameter; 8 for others."""
@@ -157,14 +155,6 @@ def quote(
         fits=memory <= gpu.memory_gb * 2**30,
         cost=None if price is None else hours.scale(plan.world_size * price),
     )
-
-
-def find_bounds(constants: Constants, *, is_fitted: bool) -> tuple[float, float]:
-    """Return the bounds of the logarithm of measured over predicted seconds; wider on a GPU without measurements."""
-    middle, half = (constants.low + constants.high) / 2, (constants.high - constants.low) / 2
-    if not is_fitted:
-        half = math.hypot(half, _NORMAL_95 * constants.gpu_sigma)
-    return middle - half, middle + half
 
 
 def _count_hours(plan: Plan, images_per_s: Interval) -> Interval:

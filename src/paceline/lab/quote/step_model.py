@@ -9,6 +9,7 @@ its tiles if its sides are short: fill = product of (1 + s / side). The loss s i
 grows with the FLOP/s of one. Kernels run one after another, and the host launches them in time.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ SMOOTHNESS: Final = 4.0
 _MAX_SIDES: Final = 3
 _ON_VECTOR_UNITS: Final = ("depthwise", "depthwise_weights")
 """Classes of kernels that use no tensor cores."""
+_NORMAL_95: Final = 1.645
+"""Quantile of 95 % of a normal distribution, for intervals of 90 %."""
 _REFERENCE_RATE: Final = 71e12 / 82
 """FLOP/s of a multiprocessor of the RTX 3090, on which the loss at short sides was fitted."""
 Layout = Literal["nchw", "nhwc"]
@@ -75,6 +78,14 @@ def read_constants(path: Path = CONSTANTS) -> dict[Mode, Constants]:
     return {mode: Constants.model_validate(values[mode]) for mode in ("training", "inference")}
 
 
+def find_bounds(constants: Constants, *, is_fitted: bool) -> tuple[float, float]:
+    """Return the bounds of the logarithm of measured over predicted seconds; wider on a GPU without measurements."""
+    middle, half = (constants.low + constants.high) / 2, (constants.high - constants.low) / 2
+    if not is_fitted:
+        half = math.hypot(half, _NORMAL_95 * constants.gpu_sigma)
+    return middle - half, middle + half
+
+
 @dataclass(frozen=True)
 class KernelTable:
     """Kernels as arrays: class as an index of `KINDS`, FLOPs and bytes per image, bytes per batch, and sides.
@@ -99,7 +110,10 @@ class KernelTable:
         """Build the table from the fields of each kernel and its count, as `to_rows` returns them."""
         kinds, flops, num_bytes, batch_bytes, sides, counts = zip(*rows, strict=True)
         padded = [[*each, *[np.inf] * (_MAX_SIDES - len(each))] for each in sides]
-        numbers = (np.array(each, dtype=np.float64) for each in (flops, num_bytes, batch_bytes, padded, counts))
+        # Bytes that grow faster than the batch leave less than nothing for a batch of none.
+        numbers = (
+            np.maximum(np.array(each, dtype=np.float64), 0) for each in (flops, num_bytes, batch_bytes, padded, counts)
+        )
         return cls(np.array([KINDS.index(kind) for kind in kinds]), *numbers)
 
 
