@@ -19,7 +19,7 @@ import multiprocessing
 import random
 import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,16 +224,51 @@ def _merge(kernels: Iterable[Kernel]) -> list[list[Any]]:
     return [[*kernel, number] for kernel, number in counts.items()]
 
 
+def architecture(task: tuple[str, str, int]) -> tuple[Any, ...]:
+    """Return what the kernels of a task depend on: many names of timm are weights of the same network."""
+    import timm
+    from timm.models import get_deprecated_models
+
+    mode, name, size = task
+    current = get_deprecated_models().get(name) or name
+    try:
+        config = timm.get_pretrained_cfg(current)
+    except RuntimeError:  # a name without configuration is a network of its own
+        return task
+    return mode, current.partition(".")[0], config and config.num_classes, size
+
+
+def family_of(name: str) -> str:
+    """Return the module of `timm.models` that a name belongs to."""
+    import timm
+    from timm.models import get_deprecated_models
+
+    current = (get_deprecated_models().get(name) or name).partition(".")[0]
+    return str(timm.model_entrypoint(current).__module__) if timm.is_model(current) else ""
+
+
 def count_networks(tables: Iterable[Published], cache: Path, limit: int, jobs: int) -> None:
-    """Count the networks that the cache lacks, in a random order, so that a part of them is a sample."""
+    """Count the networks that the cache lacks, one of each family in turn, so that a part of them is a sample."""
     known = {json.loads(line)["key"] for line in cache.open(encoding="utf-8")} if cache.exists() else set()
     tasks = sorted({(each.mode, row.model, row.size) for each in tables for row in each.rows})
     random.Random(0).shuffle(tasks)
-    tasks.sort(key=lambda task: task[0] != "training")
-    wanted = [task for task in tasks if "/".join(map(str, task)) not in known][:limit]
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool, cache.open("a", encoding="utf-8") as file:
-        for number, counted in enumerate(pool.imap_unordered(count_network, wanted), 1):
-            file.write(json.dumps(counted) + "\n")
+    turns: Counter[tuple[str, str]] = Counter()
+    turn_of = {}
+    for task in tasks:
+        family = (task[0], family_of(task[1]))
+        turn_of[task] = turns[family]
+        turns[family] += 1
+    tasks.sort(key=turn_of.__getitem__)
+    same: dict[tuple[Any, ...], list[tuple[str, str, int]]] = defaultdict(list)
+    for task in tasks:
+        if "/".join(map(str, task)) not in known:
+            same[architecture(task)].append(task)
+    wanted = {"/".join(map(str, each[0])): each for each in list(same.values())[:limit]}
+    with multiprocessing.get_context("spawn").Pool(jobs) as workers, cache.open("a", encoding="utf-8") as file:
+        firsts = [each[0] for each in wanted.values()]
+        for number, counted in enumerate(workers.imap_unordered(count_network, firsts), 1):
+            for task in wanted[counted["key"]]:
+                file.write(json.dumps(counted | {"key": "/".join(map(str, task))}) + "\n")
             file.flush()
             if number % 50 == 0:
                 print(f"counted {number} of {len(wanted)}", flush=True)

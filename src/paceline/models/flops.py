@@ -330,7 +330,7 @@ def _run_fused_attention(
     shape = query.shape
     query, key, value = (each.reshape(-1, *((1,) * (3 - each.dim()) + each.shape)[-3:]) for each in (query, key, value))
     is_float = attn_mask is not None and attn_mask.is_floating_point()
-    attended = aten._scaled_dot_product_efficient_attention(
+    attended: Tensor = aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask if is_float else None, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
     )[0]
     return attended.reshape(*shape[:-1], value.shape[-1])

@@ -131,8 +131,11 @@ class StepConstants:
     def build(cls, constants: Constants) -> "StepConstants":
         """Build the arrays."""
         rows = [constants.kinds[kind] for kind in KINDS]
-        columns = (np.array([getattr(row, name) for row in rows]) for name in ("compute", "memory", "side", "nchw"))
-        return cls(*columns, constants.launch)
+
+        def column(name: str) -> Array:
+            return np.array([getattr(row, name) for row in rows])
+
+        return cls(column("compute"), column("memory"), column("side"), column("nchw"), constants.launch)
 
 
 @dataclass(frozen=True)
