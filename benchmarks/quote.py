@@ -28,18 +28,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from record import write
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, nnls
 
 from paceline.lab.quote.gpu import read_gpu
 from paceline.lab.quote.step_model import (
     KINDS,
+    SLOW_KINDS,
     SMOOTHNESS,
     Constants,
     KernelTable,
     Layout,
     StepConstants,
     build_step_table,
-    find_bounds,
     read_constants,
     time_kernels,
 )
@@ -50,16 +50,19 @@ Array = NDArray[np.float64]
 FOLDS = 10
 PARTS = ("compute", "memory", "side", "nchw")
 # Where the fit starts, and how far it may go: mean and standard deviation of the logarithm of each constant. They hold
-# classes of kernels of which the tables have few.
+# classes of kernels of which the tables have few, and efficiencies near what a GPU can reach: with more freedom, the fit
+# explains slow kernels by short sides alone, which is wrong on a GPU with other multiprocessors.
 PRIORS: dict[str, tuple[float, float]] = {
-    "compute": (0.6, 0.4),
+    "compute": (0.75, 0.15),
     "memory": (0.75, 0.35),
     "side": (16.0, 0.8),
     "nchw": (1.0, 0.2),
     "launch": (1.0, 0.4),
 }
-SLOW_KINDS = {"grouped": 0.3, "grouped_weights": 0.2, "depthwise": 0.3, "depthwise_weights": 0.15}
+SLOW_COMPUTE = {"grouped": 0.3, "grouped_weights": 0.2, "depthwise": 0.3, "depthwise_weights": 0.15}
 """Priors of `compute` of classes without a fast kernel."""
+SLOW_SIGMA = 0.7
+"""Their standard deviation."""
 NOISE = 0.12
 """Standard deviation of the logarithm of the error that is expected of one network."""
 SAME_NETWORK = 0.02
@@ -360,8 +363,8 @@ def start() -> tuple[Vector, Vector]:
     means, sigmas = [], []
     for part in PARTS:
         mean, sigma = PRIORS[part]
-        means += [np.log(SLOW_KINDS.get(kind, mean) if part == "compute" else mean) for kind in KINDS]
-        sigmas += [sigma * (1.75 if part == "compute" and kind in SLOW_KINDS else 1) for kind in KINDS]
+        means += [np.log(SLOW_COMPUTE.get(kind, mean) if part == "compute" else mean) for kind in KINDS]
+        sigmas += [SLOW_SIGMA if part == "compute" and kind in SLOW_COMPUTE else sigma for kind in KINDS]
     return np.array([*means, np.log(PRIORS["launch"][0])]), np.array([*sigmas, PRIORS["launch"][1]])
 
 
@@ -460,6 +463,29 @@ def fit_line(groups: Sequence[Samples], name: str) -> tuple[float, float]:
 # --- judgment ---------------------------------------------------------------------------------------------------------
 
 
+def slow_share(slope: Array) -> Array:
+    """Return the share of the time of each row that is kernels of `SLOW_KINDS`, from the derivatives of `predict`."""
+    # The time of a class is what grows as its two efficiencies fall.
+    slow = [KINDS.index(kind) for kind in SLOW_KINDS]
+    return -np.sum(slope[:, slow] + slope[:, [NUM_KINDS + index for index in slow]], axis=1)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """An interval of the logarithm of an error: `low` and `high` times 1 + `spread` times the share of slow kernels."""
+
+    low: float
+    high: float
+    spread: float
+
+    def of(self, share: Array, sigma: float = 0.0) -> tuple[Array, Array]:
+        """Return the bounds of rows; `sigma` is another error, in squares."""
+        scale = 1 + self.spread * share
+        middle, half = scale * (self.low + self.high) / 2, scale * (self.high - self.low) / 2
+        half = np.hypot(half, 1.645 * sigma)
+        return middle - half, middle + half
+
+
 @dataclass(frozen=True)
 class Errors:
     """Logarithms of measured over predicted seconds, and the interval that was predicted for each."""
@@ -467,6 +493,7 @@ class Errors:
     names: tuple[str, ...]
     families: tuple[str, ...]
     log_ratio: Array
+    share: Array
     low: Array
     high: Array
     baselines: dict[str, Array]
@@ -514,7 +541,7 @@ def among(samples: Samples, families: set[str]) -> NDArray[np.bool_]:
 def leave_families_out(groups: Sequence[Samples], prior: tuple[Vector, Vector]) -> list[Errors]:
     """Return the errors of each group, of networks whose families the fit did not see."""
     folds = split_families(groups)
-    ratio = [np.zeros(len(group)) for group in groups]
+    ratio, share = ([np.zeros(len(group)) for group in groups] for _ in range(2))
     baselines = [{name: np.zeros(len(group)) for name in baseline_inputs(group)} for group in groups]
     fold_of = [np.zeros(len(group), dtype=int) for group in groups]
     for number, fold in enumerate(folds):
@@ -526,55 +553,51 @@ def leave_families_out(groups: Sequence[Samples], prior: tuple[Vector, Vector]) 
             if not chosen.any():
                 continue
             part = group.select(chosen)
-            ratio[index][chosen] = part.log_s - predict(part, vector)[0]
+            log_s, slope = predict(part, vector)
+            ratio[index][chosen] = part.log_s - log_s
+            share[index][chosen] = slow_share(slope)
             fold_of[index][chosen] = number
             for name, x in baseline_inputs(part).items():
                 slope, intercept = lines[name]
                 baselines[index][name][chosen] = part.log_s - (slope * x + intercept)
-    everywhere = np.concatenate(ratio)
-    families = [family for group in groups for family in group.families]
-    folds_everywhere = np.concatenate(fold_of)
+    families = np.array([family for group in groups for family in group.families])
+    ratios, shares, numbers = (np.concatenate(each) for each in (ratio, share, fold_of))
     results = []
     for index, group in enumerate(groups):
         low, high = np.zeros(len(group)), np.zeros(len(group))
         for number in range(FOLDS):  # the interval of a fold is from the errors of the others
-            others = folds_everywhere != number
-            bounds = interval(
-                everywhere[others], [family for family, each in zip(families, others, strict=True) if each]
-            )
-            low[fold_of[index] == number], high[fold_of[index] == number] = bounds
-        results.append(Errors(group.names, group.families, ratio[index], low, high, baselines[index]))
+            others, here = numbers != number, fold_of[index] == number
+            bounds = find_interval(ratios[others], shares[others], families[others])
+            low[here], high[here] = bounds.of(share[index][here])
+        results.append(Errors(group.names, group.families, ratio[index], share[index], low, high, baselines[index]))
     return results
 
 
-def interval(ratio: Array, families: Sequence[str]) -> tuple[float, float]:
-    """Return the 5 % and 95 % quantile, each family with the root of its size."""
-    sizes: dict[str, int] = defaultdict(int)
-    for family in families:
-        sizes[family] += 1
+def find_interval(ratio: Array, share: Array, families: Sequence[str]) -> Bounds:
+    """Return the interval from the 5 % to the 95 % quantile, each family with the root of its size."""
+    sizes = Counter(families)
     weight = np.array([sizes[family] ** -0.5 for family in families])
-    order = np.argsort(ratio)
+    # The size of an error as a line over the share of slow kernels, by weighted least squares.
+    columns = np.stack([np.ones(len(ratio)), share], axis=1) * np.sqrt(weight)[:, None]
+    (base, slope), _ = nnls(columns, np.abs(ratio) * np.sqrt(weight))
+    spread = slope / base
+    scaled = ratio / (1 + spread * share)
+    order = np.argsort(scaled)
     position = (np.cumsum(weight[order]) - weight[order] / 2) / np.sum(weight)
-    low, high = np.interp([0.05, 0.95], position, ratio[order])
-    return float(low), float(high)
+    low, high = np.interp([0.05, 0.95], position, scaled[order])
+    return Bounds(float(low), float(high), float(spread))
 
 
-def widen(bounds: tuple[float, float], sigma: float) -> tuple[float, float]:
-    """Return an interval with another error, in squares, around its middle."""
-    middle, half = sum(bounds) / 2, (bounds[1] - bounds[0]) / 2
-    half = float(np.hypot(half, 1.645 * sigma))
-    return middle - half, middle + half
-
-
-def leave_gpu_out(fitted: Samples, judged: Samples, vector: Vector, bounds: tuple[float, float]) -> Errors:
+def leave_gpu_out(fitted: Samples, judged: Samples, vector: Vector, bounds: Bounds) -> Errors:
     """Return the errors on one GPU of constants that were fitted on another."""
-    ratio = judged.log_s - predict(judged, vector)[0]
+    log_s, slope = predict(judged, vector)
     baselines = {}
     for name, x in baseline_inputs(judged).items():
-        slope, intercept = fit_line([fitted], name)
-        baselines[name] = judged.log_s - (slope * x + intercept)
-    low, high = (np.full(len(judged), each) for each in widen(bounds, GPU_SIGMA))
-    return Errors(judged.names, judged.families, ratio, low, high, baselines)
+        line, intercept = fit_line([fitted], name)
+        baselines[name] = judged.log_s - (line * x + intercept)
+    share = slow_share(slope)
+    low, high = bounds.of(share, GPU_SIGMA)
+    return Errors(judged.names, judged.families, judged.log_s - log_s, share, low, high, baselines)
 
 
 def count_figure(model: str, num_classes: int, size: int, precision: str) -> StepKernels:
@@ -590,10 +613,10 @@ def count_figure(model: str, num_classes: int, size: int, precision: str) -> Ste
     return count_kernels(network, 3, size, size, autocast=torch.float16 if precision == "fp16" else None)
 
 
-def judge_figures(vector: Vector, bounds: tuple[float, float]) -> dict[str, Any]:
+def judge_figures(vector: Vector, bounds: Bounds) -> dict[str, Any]:
     """Return what is predicted of each figure, and by how much too fast."""
     counted: dict[tuple[Any, ...], KernelTable] = {}
-    low, high = widen(bounds, GPU_SIGMA)
+    low, high = bounds.of(np.zeros(1), GPU_SIGMA)
     found = {}
     for each in FIGURES:
         key = (each.model, each.num_classes, each.size, each.precision)
@@ -608,16 +631,15 @@ def judge_figures(vector: Vector, bounds: tuple[float, float]) -> dict[str, Any]
             "images_per_s": each.images_per_s,
             "predicted": round(predicted, 1),
             "error": error,
-            "holds": bool(low <= np.log1p(error) <= high),
+            "holds": bool(low[0] <= np.log1p(error) <= high[0]),
         }
     return found
 
 
-def pool(errors: Sequence[Errors]) -> tuple[float, float]:
+def pool(errors: Sequence[Errors]) -> Bounds:
     """Return the interval of all errors together."""
-    return interval(
-        np.concatenate([each.log_ratio for each in errors]), [family for each in errors for family in each.families]
-    )
+    ratio, share = (np.concatenate([getattr(each, name) for each in errors]) for name in ("log_ratio", "share"))
+    return find_interval(ratio, share, [family for each in errors for family in each.families])
 
 
 def layout_prior(vector: Vector, prior: tuple[Vector, Vector]) -> tuple[Vector, Vector]:
@@ -629,16 +651,22 @@ def layout_prior(vector: Vector, prior: tuple[Vector, Vector]) -> tuple[Vector, 
     return mean, sigma
 
 
-def to_constants(vector: Vector, source: str, bounds: tuple[float, float]) -> dict[str, Any]:
+def to_constants(vector: Vector, source: str, bounds: Bounds) -> dict[str, Any]:
     """Return the constants as the package keeps them."""
     constants = unpack(vector)
     kinds = {
         kind: {part: float(f"{getattr(constants, part)[index]:.3g}") for part in PARTS}
         for index, kind in enumerate(KINDS)
     }
-    low, high = (round(each, 4) for each in bounds)
-    launch = float(f"{constants.launch:.3g}")
-    return {"source": source, "kinds": kinds, "launch": launch, "low": low, "high": high, "gpu_sigma": GPU_SIGMA}
+    return {
+        "source": source,
+        "kinds": kinds,
+        "launch": float(f"{constants.launch:.3g}"),
+        "low": round(bounds.low, 4),
+        "high": round(bounds.high, 4),
+        "slow_spread": round(bounds.spread, 3),
+        "gpu_sigma": GPU_SIGMA,
+    }
 
 
 def from_constants(constants: Constants) -> Vector:
@@ -653,12 +681,13 @@ def judge_package(tables: Sequence[Published], counted: Mapping[str, Counted]) -
     for each in tables:
         constants = read_constants()[each.mode]
         samples = build_samples(each, counted)
-        bounds = find_bounds(constants, is_fitted=each.gpu == "3090" or each.mode == "inference")
-        vector, size = from_constants(constants), np.ones(len(samples))
-        ratio = samples.log_s - predict(samples, vector)[0]
+        log_s, slope = predict(samples, from_constants(constants))
+        share, is_fitted = slow_share(slope), each.gpu == "3090" or each.mode == "inference"
+        bounds = Bounds(constants.low, constants.high, constants.slow_spread)
+        low, high = bounds.of(share, 0.0 if is_fitted else GPU_SIGMA)
         yield (
             f"{each.name}, the package's constants",
-            Errors(samples.names, samples.families, ratio, bounds[0] * size, bounds[1] * size, {}).summary(),
+            Errors(samples.names, samples.families, samples.log_s - log_s, share, low, high, {}).summary(),
         )
 
 

@@ -13,7 +13,7 @@ from paceline.core.errors import RecipeError
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
 from paceline.lab.quote.gpu import Gpu
-from paceline.lab.quote.step_model import Constants, Layout, build_step_table, find_bounds, predict_step_s
+from paceline.lab.quote.step_model import Constants, Layout, build_step_table, find_bounds, predict_time
 from paceline.models.build import build_model
 from paceline.models.flops import StepKernels, count_kernels
 from paceline.recipe.errors import explain
@@ -131,15 +131,15 @@ def quote(
     optimizer = "sgd" if recipe.optim.name in _STATE_BYTES else "adamw"
     num_micro_batches = plan.rank_batch // plan.micro_batch
     update = build_step_table(StepKernels(step.params, step.tensors, (), (), 0.0), optimizer)
-    update_s = predict_step_s(update, 1, gpu, number_format, layout, constants)
+    update_s = predict_time(update, 1, gpu, number_format, layout, constants).seconds
     passes = build_step_table(step, None)
-    micro_s = predict_step_s(passes, plan.micro_batch, gpu, number_format, layout, constants)
-    buckets = assume_buckets(_GRADIENT_BYTES * step.params, _BACKWARD_SHARE * micro_s)
+    micro = predict_time(passes, plan.micro_batch, gpu, number_format, layout, constants)
+    buckets = assume_buckets(_GRADIENT_BYTES * step.params, _BACKWARD_SHARE * micro.seconds)
     exposed_s = compute_exposed_s(
         buckets, lambda size: all_reduce_time_s(size, plan.world_size, ranks_per_node, network)
     )
-    step_s = num_micro_batches * micro_s + update_s + exposed_s
-    low, high = find_bounds(constants, is_fitted=gpu.name == _FITTED_GPU)
+    step_s = num_micro_batches * micro.seconds + update_s + exposed_s
+    low, high = find_bounds(constants, num_micro_batches * micro.slow_s / step_s, is_fitted=gpu.name == _FITTED_GPU)
     speed = plan.batch_size / step_s
     # A slower step is at the high end of its time and at the low end of its speed.
     images_per_s = Interval(speed, speed * math.exp(-high), speed * math.exp(-low))

@@ -35,6 +35,8 @@ _ON_VECTOR_UNITS: Final = ("depthwise", "depthwise_weights")
 """Classes of kernels that use no tensor cores."""
 _NORMAL_95: Final = 1.645
 """Quantile of 95 % of a normal distribution, for intervals of 90 %."""
+SLOW_KINDS: Final = ("grouped", "grouped_weights", "depthwise", "depthwise_weights")
+"""Classes whose speed depends most on the library's choice of a kernel, so that predictions are less certain."""
 _REFERENCE_RATE: Final = 71e12 / 82
 """FLOP/s of a multiprocessor of the RTX 3090, on which the loss at short sides was fitted."""
 Layout = Literal["nchw", "nhwc"]
@@ -65,9 +67,12 @@ class Constants(Section):
     launch: float = Field(gt=0)
     """Time of a kernel besides its work, as a multiple of that of an empty one."""
     low: float
-    """Logarithm of (measured / predicted seconds) that 5 % of the networks of left-out families are below."""
+    """Logarithm of (measured / predicted seconds) that 5 % of the networks of left-out families are below, without
+    kernels of `SLOW_KINDS`."""
     high: float
     """The same that 5 % are above."""
+    slow_spread: float = Field(ge=0)
+    """How much wider the interval is for a step of such kernels alone, as a multiple."""
     gpu_sigma: float = Field(ge=0)
     """Standard deviation of the logarithm of the error that a GPU adds that is not among the fitted ones."""
 
@@ -78,9 +83,13 @@ def read_constants(path: Path = CONSTANTS) -> dict[Mode, Constants]:
     return {mode: Constants.model_validate(values[mode]) for mode in ("training", "inference")}
 
 
-def find_bounds(constants: Constants, *, is_fitted: bool) -> tuple[float, float]:
-    """Return the bounds of the logarithm of measured over predicted seconds; wider on a GPU without measurements."""
-    middle, half = (constants.low + constants.high) / 2, (constants.high - constants.low) / 2
+def find_bounds(constants: Constants, slow_share: float, *, is_fitted: bool) -> tuple[float, float]:
+    """Return the bounds of the logarithm of measured over predicted seconds.
+
+    They are wider for a step of which `slow_share` is kernels of `SLOW_KINDS`, and on a GPU without measurements.
+    """
+    scale = 1 + constants.slow_spread * slow_share
+    middle, half = scale * (constants.low + constants.high) / 2, scale * (constants.high - constants.low) / 2
     if not is_fitted:
         half = math.hypot(half, _NORMAL_95 * constants.gpu_sigma)
     return middle - half, middle + half
@@ -184,9 +193,18 @@ def build_step_table(step: StepKernels, optimizer: str | None = "sgd") -> Kernel
     return KernelTable.build(kernels)
 
 
-def predict_step_s(
+@dataclass(frozen=True)
+class PredictedTime:
+    """Predicted seconds, and how many of them are kernels of `SLOW_KINDS`."""
+
+    seconds: float
+    slow_s: float
+
+
+def predict_time(
     table: KernelTable, batch: int, gpu: Gpu, precision: str, layout: Layout, constants: Constants
-) -> float:
-    """Return the seconds of a step of `batch` images."""
+) -> PredictedTime:
+    """Return the time of all kernels of a table for `batch` images."""
     times = time_kernels(table, batch, gpu, precision, layout, StepConstants.build(constants))
-    return float(np.sum(times.work_s + times.launch_s))
+    is_slow = np.isin(table.kind, [KINDS.index(kind) for kind in SLOW_KINDS])
+    return PredictedTime(float(np.sum(times.work_s + times.launch_s)), float(np.sum(times.work_s[is_slow])))

@@ -9,7 +9,8 @@ from paceline.lab.quote.step_model import (
     KernelTable,
     StepConstants,
     build_step_table,
-    predict_step_s,
+    find_bounds,
+    predict_time,
     read_constants,
     time_kernels,
 )
@@ -78,7 +79,19 @@ def test_a_step_has_the_optimizer_and_a_faster_gpu_is_faster() -> None:
     constants = read_constants()["training"]
 
     def whole(table: KernelTable, name: str) -> float:
-        return predict_step_s(table, 64, read_gpu(name), "fp16", "nhwc", constants)
+        return predict_time(table, 64, read_gpu(name), "fp16", "nhwc", constants).seconds
 
     assert whole(with_update, "a100") > whole(without, "a100")
     assert whole(with_update, "h100") < whole(with_update, "a100") < whole(with_update, "t4")
+
+
+def test_the_interval_is_wider_for_slow_kernels_and_on_another_gpu() -> None:
+    constants = read_constants()["training"]
+
+    def width(share: float, *, is_fitted: bool) -> float:
+        low, high = find_bounds(constants, share, is_fitted=is_fitted)
+        return high - low
+
+    assert width(0.0, is_fitted=True) == pytest.approx(constants.high - constants.low)
+    assert width(0.5, is_fitted=True) > width(0.0, is_fitted=True)
+    assert width(0.0, is_fitted=False) > width(0.0, is_fitted=True)
