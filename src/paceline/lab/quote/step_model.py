@@ -6,7 +6,8 @@ A kernel takes as long as its FLOPs or its bytes, whichever is longer (a smooth 
 
 The efficiencies e and m belong to the class of the kernel. A matrix product, or a convolution as one, wastes a part of
 its tiles if its sides are short: fill = product of (1 + s / side). The loss s is time of a multiprocessor, so that it
-grows with the FLOP/s of one. Kernels run one after another, and the host launches them in time.
+grows with the FLOP/s of one, or with their root if there are two sides. Kernels run one after another, and the host
+launches them in time.
 """
 
 import math
@@ -168,8 +169,10 @@ def time_kernels(
     kind = table.kind
     tensor, vector = gpu.flops_per_s(precision), gpu.flops_per_s("fp32")
     peak = np.array([vector if name in _ON_VECTOR_UNITS else tensor for name in KINDS])
-    side = constants.side * tensor / gpu.multiprocessors / _REFERENCE_RATE
-    short = side[kind][:, None] / table.sides
+    # The loss at all sides together grows at most as the FLOP/s of a multiprocessor, so that no faster GPU is slower.
+    num_sides = np.maximum(np.isfinite(table.sides).sum(axis=1), 1)
+    rate = (tensor / gpu.multiprocessors / _REFERENCE_RATE) ** (1 / num_sides)
+    short = (constants.side[kind] * rate)[:, None] / table.sides
     contiguous = constants.nchw[kind] if layout == "nchw" else 1.0
     times = table.count * contiguous
     compute_s = times * batch * table.flops * np.prod(1 + short, axis=1) / (constants.compute * peak)[kind]
