@@ -53,7 +53,7 @@ def test_the_table_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_batch_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    large = [*ARGS, "data.rank_batch_size=16384"]
+    large = [*ARGS, "model.width=1", "data.rank_batch_size=16384"]
     (small_memory,) = read_quotes(capsys, args=large, gpu="t4", ranks="1")
     (large_memory,) = read_quotes(capsys, args=large, gpu="h200", ranks="1")
     assert not small_memory["fits"] and large_memory["fits"]
