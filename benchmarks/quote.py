@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from record import write
-from scipy.optimize import least_squares, nnls
+from scipy.optimize import least_squares, nnls  # type: ignore[import-untyped]
 
 from paceline.lab.quote.gpu import read_gpu
 from paceline.lab.quote.step_model import (
@@ -48,6 +48,7 @@ from paceline.models.flops import Kernel, StepKernels
 
 Array = NDArray[np.float64]
 
+SOURCE = "huggingface/pytorch-image-models, results/, commit aa4b5850 of 2026-08-08"
 FOLDS = 10
 PARTS = ("compute", "memory", "side", "nchw")
 # Where the fit starts, and how far it may go: mean and standard deviation of the logarithm of each constant. They hold
@@ -165,7 +166,11 @@ class Counted:
     def from_json(cls, values: Mapping[str, Any]) -> "Counted":
         """Read what `count_network` has written."""
         forward, backward = (
-            tuple(Kernel(*row[:4], tuple(row[4])) for *row, number in values[part] for _ in range(number))
+            tuple(
+                Kernel(row[0], row[1], row[2], row[3], tuple(row[4]))
+                for *row, number in values[part]
+                for _ in range(number)
+            )
             for part in ("forward", "backward")
         )
         step = StepKernels(values["params"], values["tensors"], forward, backward, values["saved_bytes"])
@@ -714,7 +719,7 @@ def judge_package(tables: Sequence[Published], counted: Mapping[str, Counted]) -
         )
 
 
-def judge(tables: Sequence[Published], counted: Mapping[str, Counted]) -> Iterator[tuple[str, Any]]:
+def judge(tables: Sequence[Published], counted: Mapping[str, Counted], source: str) -> Iterator[tuple[str, Any]]:
     """Yield each judgment under its name, and the constants at last."""
     samples = {each.name: build_samples(each, counted) for each in tables}
     training = [samples[each.name] for each in tables if each.mode == "training"]
@@ -736,11 +741,11 @@ def judge(tables: Sequence[Published], counted: Mapping[str, Counted]) -> Iterat
     if inference:
         within = leave_families_out([*inference.values()], prior)
         constants["inference"] = fit([*inference.values()], prior), pool(within)
-    sources = {mode: [each.name for each in tables if each.mode == mode] for mode in constants}
+    names = {mode: ", ".join(each.name for each in tables if each.mode == mode) for mode in constants}
     yield (
         "constants",
         {
-            mode: to_constants(vector, f"{', '.join(sources[mode])} of pytorch-image-models, results/", bounds)
+            mode: to_constants(vector, f"{source}: {names[mode]}", bounds)
             for mode, (vector, bounds) in constants.items()
         },
     )
@@ -754,6 +759,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=10_000, help="count at most so many that the cache lacks")
     parser.add_argument("--jobs", type=int, default=1, help="processes that count")
     parser.add_argument("--no-fit", action="store_true", help="judge the constants of the package")
+    parser.add_argument("--source", default=SOURCE, help="where the tables are from, for the constants")
     parser.add_argument("--constants", type=Path, help="write the constants")
     parser.add_argument("--json", type=Path, help="write the record")
     options = parser.parse_args()
@@ -761,7 +767,7 @@ def main() -> None:
     assert tables, f"{options.tables} holds no table"
     count_networks(tables, options.cache, options.networks, options.jobs)
     counted = read_cache(options.cache)
-    record = dict((judge_package if options.no_fit else judge)(tables, counted))
+    record = dict(judge_package(tables, counted) if options.no_fit else judge(tables, counted, options.source))
     constants = record.pop("constants", None)
     for title, each in record.get("figures", {}).items():
         print(f"{title}: {each['predicted']:,.0f} against {each['images_per_s']:,} images/s, {each['error']:+.1%}")
