@@ -33,6 +33,7 @@ from paceline.cli.options import (
     PredictScalingOptions,
     ProbeOptions,
     ProfileOptions,
+    QuoteOptions,
     RecipesOptions,
     ReportOptions,
     ScaleOptions,
@@ -338,6 +339,14 @@ def batch_study(options: BatchStudyOptions) -> int:
 def predict_scaling(options: PredictScalingOptions) -> int:
     """Predict the training time on more ranks, from a run or from measurements."""
     from paceline.cli.scale_predict import predict_scaling as work
+
+    return work(options)
+
+
+@_verb("paceline quote imagenet-resnet50-16ep --gpu a100,h100 --ranks 8 --images 1281167", panel=_SCALE)
+def quote(options: QuoteOptions) -> int:
+    """Quote speed, time, memory and cost of training on GPUs that are not here."""
+    from paceline.cli.quote import quote as work
 
     return work(options)
 

@@ -795,6 +795,48 @@ class PredictScalingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuoteOptions:
+    """Options of `paceline quote`."""
+
+    args: RecipeArgs = field(default_factory=list)
+    gpu: Annotated[
+        str,
+        typer.Option(metavar="NAME,NAME", help="GPUs such as a100, h100 or 4090, or .yaml files of their datasheets."),
+    ] = "a100,h100"
+    ranks: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to quote for.")] = "1,8"
+    images: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Training images, if the data is not here.", show_default="the data's"),
+    ] = None
+    classes: Annotated[
+        int | None, typer.Option(min=2, metavar="N", help="Classes, with --images.", show_default="1000")
+    ] = None
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Height and width of images, with --images.", show_default="the recipe's"
+        ),
+    ] = None
+    prices: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML file with date, currency and per_gpu_hour, a price by GPU."),
+    ] = None
+    network: Annotated[
+        str | None,
+        _network_option(
+            metavar="NAME|FILE",
+            help="Interconnect, as for predict-scaling.",
+            show_default="the GPU's own link, as within a node",
+        ),
+    ] = None
+    ranks_per_node: Annotated[
+        int | None, _network_option(min=1, metavar="N", help="Ranks per node.", show_default="8")
+    ] = None
+    trust_code: TrustCode = False
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class AllReduceOptions:
     """Options of `paceline allreduce`."""
 

@@ -106,12 +106,12 @@ def predict_points(options: PredictScalingOptions) -> int:
     return 0
 
 
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """Return the rank counts of `8,64,512`, in order. Raise `RecipeError` for an invalid one."""
+def parse_ranks(text: str, option: str = "--at") -> tuple[int, ...]:
+    """Return the rank counts of `8,64,512`, in order. Raise `RecipeError` for an invalid one, of `option`."""
     items = [word.strip() for word in text.split(",")]
     wrong = next((word for word in items if not (word.isdecimal() and 0 < int(word) <= _MAX_RANKS)), None)
     if wrong is not None:
-        raise RecipeError(f"--at: {wrong!r} is not a number of ranks (write a list such as 8,64,512)")
+        raise RecipeError(f"{option}: {wrong!r} is not a number of ranks (write a list such as 8,64,512)")
     return tuple(dict.fromkeys(int(word) for word in items))
 
 

@@ -1,14 +1,21 @@
-"""Count the FLOPs, parameters and memory traffic of a model per image, on the meta device."""
+"""Count the FLOPs, parameters, kernels and memory traffic of a model per image, on the meta device.
 
+`count_cost` counts the traffic that kernels have if a compiler fuses them as well as it can, and `count_kernels` that
+of each operation as torch runs it without a compiler, under autocast or not.
+"""
+
+import contextlib
 import copy
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import fsum
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 aten = torch.ops.aten
@@ -35,6 +42,63 @@ _NORM_PASSES = {
     aten.native_layer_norm_backward: 5,
 }
 _NO_TRAFFIC_OPS = (aten._unsafe_view, aten.empty_like, aten.empty, aten.new_empty)
+_COPY_OPS = (
+    aten.clone,
+    aten._to_copy,
+    aten.copy_,
+    aten.cat,
+    aten.roll,
+    aten.constant_pad_nd,
+    aten.slice_backward,
+    aten.select_backward,
+)
+_ROW_NORM_OPS = (aten._softmax, aten._softmax_backward_data)
+_FUSED_ATTENTION_OPS = (
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward,
+)
+# Position of the first of the two factors of a matrix product.
+_PRODUCTS = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}
+_BATCHES: Final = (2, 3)
+# The lists of https://docs.pytorch.org/docs/stable/amp.html, as far as classifiers use them.
+_LOW_PRECISION: Final = frozenset(
+    (
+        *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "matmul", "__matmul__", "__rmatmul__", "bmm"),
+        *("mm", "addmm", "baddbmm", "einsum", "prelu", "scaled_dot_product_attention"),
+    )
+)
+_FULL_PRECISION: Final = frozenset(
+    (
+        *("layer_norm", "group_norm", "softmax", "log_softmax", "norm", "normalize", "softplus", "exp", "log", "pow"),
+        *("__pow__", "cumsum", "prod", "sum", "rsqrt", "reciprocal", "cross_entropy"),
+    )
+)
+
+Kind = Literal[
+    "convolution",
+    "convolution_weights",
+    "grouped",
+    "grouped_weights",
+    "depthwise",
+    "depthwise_weights",
+    "product",
+    "attention",
+    "batch_norm",
+    "row_norm",
+    "elementwise",
+    "copy",
+    "other",
+]
+"""Classes of kernels: `_weights` are the gradients of a convolution's weights, `product` a matrix product, `attention`
+a batch of matrix products or fused attention, `row_norm` a layer or group norm or a softmax, and `copy` a conversion,
+concatenation, padding or reordering.
+"""
+
+_WEIGHT_KINDS: Final[dict[Kind, Kind]] = {
+    "convolution": "convolution_weights",
+    "grouped": "grouped_weights",
+    "depthwise": "depthwise_weights",
+}
 
 
 class KernelCost(NamedTuple):
@@ -42,6 +106,33 @@ class KernelCost(NamedTuple):
 
     flops: float
     elements: float
+
+
+class Kernel(NamedTuple):
+    """A kernel as torch runs it: `flops` and `num_bytes` moved per image, and `batch_bytes`, mostly weights, per batch.
+
+    `sides` are the sizes of a matrix product, or of the one that a convolution is, that do not grow with the batch.
+    """
+
+    kind: Kind
+    flops: float
+    num_bytes: float
+    batch_bytes: float
+    sides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StepKernels:
+    """Kernels of the `forward` and the `backward` pass, in order; `backward` is empty for inference.
+
+    `params` are numbers in `tensors` parameters, and `saved_bytes` what backward needs of forward per image.
+    """
+
+    params: int
+    tensors: int
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    saved_bytes: float
 
 
 @dataclass(frozen=True)
@@ -55,17 +146,17 @@ class ModelCost:
     @property
     def forward_flops(self) -> float:
         """FLOPs of the forward pass."""
-        return fsum(kernel.flops for kernel in self.forward)
+        return math.fsum(kernel.flops for kernel in self.forward)
 
     @property
     def training_flops(self) -> float:
         """FLOPs of the forward and backward pass."""
-        return fsum(kernel.flops for kernel in self.training)
+        return math.fsum(kernel.flops for kernel in self.training)
 
     @property
     def training_elements(self) -> float:
         """Elements moved in forward and backward; multiply by 2 bytes in bf16 or 4 in fp32."""
-        return fsum(kernel.elements for kernel in self.training)
+        return math.fsum(kernel.elements for kernel in self.training)
 
 
 def count_cost(model: nn.Module, channels: int, height: int, width: int) -> ModelCost:
@@ -74,19 +165,80 @@ def count_cost(model: nn.Module, channels: int, height: int, width: int) -> Mode
     Call it before conversion to SyncBatchNorm or sharding.
     """
     on_meta = _copy_to_meta(model).train()  # the images need no gradient, so the first layer has no input gradient
-    # Cost that does not grow with the batch is of the weights, so an image costs the difference of two batch sizes.
-    few, more = (
-        _record_kernels(on_meta, torch.empty(number, channels, height, width, device="meta")) for number in (2, 3)
+    few, more = (_record_training(on_meta, images) for images in _two_batches(channels, height, width))
+    forward, backward = (
+        tuple(cost for a, b in _pair(*each) if (cost := KernelCost(*_subtract(a.cost, b.cost))) != (0, 0))
+        for each in zip(few, more, strict=True)
     )
-    assert [len(each) for each in few] == [len(each) for each in more], "the operations depend on the size of the batch"
-    forward, backward = (_subtract_kernels(*each) for each in zip(few, more, strict=True))
     params = sum(parameter.numel() for parameter in model.parameters())
     return ModelCost(params, forward, forward + backward)
 
 
-def _subtract_kernels(few: list[KernelCost], more: list[KernelCost]) -> tuple[KernelCost, ...]:
-    added = (KernelCost(b.flops - a.flops, b.elements - a.elements) for a, b in zip(few, more, strict=True))
-    return tuple(kernel for kernel in added if kernel != (0, 0))
+def count_kernels(
+    model: nn.Module,
+    channels: int,
+    height: int,
+    width: int,
+    *,
+    training: bool = True,
+    autocast: torch.dtype | None = None,
+    fused_attention: bool = True,
+) -> StepKernels:
+    """Return the kernels of a step of training, or of inference, without a compiler; `model` is unchanged.
+
+    `autocast` is a dtype of 16 bits or None. `fused_attention` is the single kernel of
+    `scaled_dot_product_attention`, else its products and its softmax are apart.
+    """
+    on_meta = _copy_to_meta(model).train(training)
+    record = _record_training if training else _record_inference
+    runs = []
+    saved: list[int] = []
+    for images in _two_batches(channels, height, width):
+        with _count_saved_bytes(on_meta) as storages, _Autocast(autocast, fused_attention=fused_attention):
+            runs.append(record(on_meta, images))
+        saved.append(sum(storages.values()))
+    forward, backward = (
+        tuple(kernel for a, b in _pair(*each) if (kernel := _per_image(a, b))[1:4] != (0, 0, 0))
+        for each in zip(*runs, strict=True)
+    )
+    parameters = [*model.parameters()]
+    return StepKernels(
+        params=sum(each.numel() for each in parameters),
+        tensors=len(parameters),
+        forward=forward,
+        backward=backward,
+        saved_bytes=saved[1] - saved[0],
+    )
+
+
+class _Recorded(NamedTuple):
+    """A kernel of a batch: its cost if fused, the bytes it moves if not, and the sizes of its matrix product."""
+
+    kind: Kind
+    cost: KernelCost
+    num_bytes: int
+    sides: tuple[int, ...] = ()
+
+
+def _two_batches(channels: int, height: int, width: int) -> Iterator[Tensor]:
+    # Cost that does not grow with the batch is of the weights, so an image costs the difference of two batch sizes.
+    return (torch.empty(number, channels, height, width, device="meta") for number in _BATCHES)
+
+
+def _pair(few: list[_Recorded], more: list[_Recorded]) -> Iterator[tuple[_Recorded, _Recorded]]:
+    assert len(few) == len(more), "the operations depend on the size of the batch"
+    return zip(few, more, strict=True)
+
+
+def _subtract(few: KernelCost, more: KernelCost) -> tuple[float, float]:
+    return more.flops - few.flops, more.elements - few.elements
+
+
+def _per_image(few: _Recorded, more: _Recorded) -> Kernel:
+    flops, _ = _subtract(few.cost, more.cost)
+    num_bytes = more.num_bytes - few.num_bytes
+    sides = tuple(a for a, b in zip(few.sides, more.sides, strict=True) if a == b)
+    return Kernel(few.kind, flops, num_bytes, few.num_bytes - _BATCHES[0] * num_bytes, sides)
 
 
 def _copy_to_meta(model: nn.Module) -> nn.Module:
@@ -99,7 +251,7 @@ def _copy_to_meta(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _record_kernels(model: nn.Module, images: Tensor) -> tuple[list[KernelCost], list[KernelCost]]:
+def _record_training(model: nn.Module, images: Tensor) -> tuple[list[_Recorded], list[_Recorded]]:
     """Return the kernels of the forward and of the backward pass of a batch."""
     model.zero_grad()  # adding to existing gradients would be counted
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
@@ -110,13 +262,87 @@ def _record_kernels(model: nn.Module, images: Tensor) -> tuple[list[KernelCost],
     return forward.kernels, backward.kernels
 
 
+def _record_inference(model: nn.Module, images: Tensor) -> tuple[list[_Recorded], list[_Recorded]]:
+    """Return the kernels of the forward pass of a batch, and no others."""
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, _KernelRecorder(counter) as forward:
+        model(images)
+    return forward.kernels, []
+
+
+@contextlib.contextmanager
+def _count_saved_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
+    """Count the bytes of the storages that autograd keeps for backward, without parameters and buffers."""
+    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
+    kept: list[Tensor] = []  # a freed storage's address might be reused
+    found: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        alias = tensor.detach()  # an output itself would hold its own graph, which would never be freed
+        if storage._cdata not in own:
+            kept.append(alias)
+            found[storage._cdata] = storage.nbytes()
+        return alias
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+class _Autocast(TorchFunctionMode):
+    """Cast the arguments of functions as `torch.autocast("cuda")` does, which ignores the meta device.
+
+    `dtype` None casts nothing. Attention becomes the kernel that a GPU would run, or the operations of which it is.
+    """
+
+    def __init__(self, dtype: torch.dtype | None, *, fused_attention: bool) -> None:
+        super().__init__()
+        self._dtype = dtype
+        self._has_fused_attention = fused_attention
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if self._dtype is not None and (name in _LOW_PRECISION or name in _FULL_PRECISION):
+            dtype = self._dtype if name in _LOW_PRECISION else torch.float32
+            args, kwargs = tree_map(lambda leaf: _cast(leaf, dtype), (args, kwargs))
+        if name == "scaled_dot_product_attention" and self._has_fused_attention:
+            return _run_fused_attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
+        return value.to(dtype)
+    return value
+
+
+def _run_fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+    shape = query.shape
+    query, key, value = (each.reshape(-1, *((1,) * (3 - each.dim()) + each.shape)[-3:]) for each in (query, key, value))
+    is_float = attn_mask is not None and attn_mask.is_floating_point()
+    attended: Tensor = aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask if is_float else None, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
+    )[0]
+    return attended.reshape(*shape[:-1], value.shape[-1])
+
+
 class _KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the kernels of each operation below autograd."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._counter = counter
-        self.kernels: list[KernelCost] = []
+        self.kernels: list[_Recorded] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self._counter.get_total_flops()
@@ -125,29 +351,94 @@ class _KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _list_kernels(func: Any, args: Any, out: Any, flops: float) -> list[KernelCost]:
+def _list_kernels(func: Any, args: Any, out: Any, flops: float) -> list[_Recorded]:
     packet = func._overloadpacket
-    reads, writes = _list_tensor_sizes(args), _list_tensor_sizes(out)
-    if packet in _NORM_PASSES:
-        return [KernelCost(flops, _NORM_PASSES[packet] * max(reads))]
     if packet is aten.convolution_backward:
         return _list_convolution_backward_kernels(args, out)
+    reads, writes = _list_tensor_sizes(args), _list_tensor_sizes(out)
     if func.is_view or packet in _NO_TRAFFIC_OPS:
-        return [KernelCost(flops, 0)]
-    if torch.Tag.pointwise in func.tags:
+        return [_Recorded("other", KernelCost(flops, 0), 0)]
+    kind, sides = _classify(func, args)
+    num_bytes = _sum_bytes(args) + _sum_bytes(out)
+    if packet in _NORM_PASSES:
+        elements = _NORM_PASSES[packet] * max(reads)
+        # With statistics at hand, a norm reads once.
+        is_evaluation = packet in (aten.native_batch_norm, aten._native_batch_norm_legit) and args[5] is False
+        if not is_evaluation:
+            num_bytes = _NORM_PASSES[packet] * max(_bytes(each) for each in args if isinstance(each, Tensor))
+    elif torch.Tag.pointwise in func.tags:
         is_backward = func.__name__.partition(".")[0].endswith("_backward")
-        return [KernelCost(flops, 0 if is_backward else sum(reads) - max(reads, default=0))]
-    return [KernelCost(flops, sum(reads) + sum(writes))]
+        elements = 0 if is_backward else sum(reads) - max(reads, default=0)
+    else:
+        elements = sum(reads) + sum(writes)
+    return [_Recorded(kind, KernelCost(flops, elements), num_bytes, sides)]
 
 
-def _list_convolution_backward_kernels(args: Any, out: Any) -> list[KernelCost]:
+def _classify(func: Any, args: Any) -> tuple[Kind, tuple[int, ...]]:
+    """Return the class of an operation, and the sizes of its matrix product."""
+    packet = func._overloadpacket
+    if packet is aten.convolution:
+        weight, is_transposed, groups = args[1], args[6], args[8]
+        kind, (outputs, depth) = _convolution_kind(weight, groups), _convolution_sides(weight, groups)
+        return kind, _other_way(weight, groups) if is_transposed else (outputs, depth)
+    if packet in _PRODUCTS:
+        left, right = args[_PRODUCTS[packet] :][:2]
+        kind = "product" if packet in (aten.mm, aten.addmm) else "attention"
+        return kind, (left.shape[-2], left.shape[-1], right.shape[-1])
+    if packet in _FUSED_ATTENTION_OPS:
+        query, key = args[:2] if packet is _FUSED_ATTENTION_OPS[0] else args[1:3]
+        return "attention", (query.shape[-2], key.shape[-2], query.shape[-1])
+    if packet in _NORM_PASSES:
+        return ("batch_norm" if "batch_norm" in func.__name__ else "row_norm"), ()
+    if packet in _ROW_NORM_OPS:
+        return "row_norm", ()
+    if packet in _COPY_OPS:
+        return "copy", ()
+    return ("elementwise" if torch.Tag.pointwise in func.tags else "other"), ()
+
+
+def _convolution_kind(weight: Tensor, groups: int) -> Kind:
+    if groups == 1:
+        return "convolution"
+    return "depthwise" if weight.shape[1] == 1 else "grouped"
+
+
+def _convolution_sides(weight: Tensor, groups: int) -> tuple[int, int]:
+    """Return the sizes of a convolution as a matrix product: outputs of a group, and numbers summed for each."""
+    return weight.shape[0] // groups, math.prod(weight.shape[1:])
+
+
+def _other_way(weight: Tensor, groups: int) -> tuple[int, int]:
+    """Return the same for the gradient of the images."""
+    return weight.shape[1], weight.shape[0] // groups * math.prod(weight.shape[2:])
+
+
+def _list_convolution_backward_kernels(args: Any, out: Any) -> list[_Recorded]:
     """Return the kernels of the requested gradients; each costs as much as forward."""
     # Torch's count ignores groups in backward, which is 40 times too much for EfficientNet.
-    gradient, images, weight, is_transposed = args[0], args[1], args[2], args[7]
+    gradient, images, weight, is_transposed, groups = args[0], args[1], args[2], args[7], args[9]
     output_side = images if is_transposed else gradient
-    kernel = KernelCost(2 * output_side.numel() * weight[0].numel(), gradient.numel() + images.numel())
-    return [kernel for requested in out[:2] if requested is not None]
+    cost = KernelCost(2 * output_side.numel() * math.prod(weight.shape[1:]), gradient.numel() + images.numel())
+    kind = _convolution_kind(weight, groups)
+    sides = _convolution_sides(weight, groups)
+    num_bytes = sum(map(_bytes, (gradient, images, weight)))
+    kinds: tuple[Kind, Kind] = (kind, _WEIGHT_KINDS[kind])
+    shapes = (sides if is_transposed else _other_way(weight, groups), sides)
+    return [
+        _Recorded(kind, cost, num_bytes, shape)
+        for kind, shape, requested in zip(kinds, shapes, out[:2], strict=True)
+        if requested is not None
+    ]
 
 
 def _list_tensor_sizes(values: Any) -> list[int]:
     return [leaf.numel() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _sum_bytes(values: Any) -> int:
+    return sum(_bytes(leaf) for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor; an expanded one has those that it repeats once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

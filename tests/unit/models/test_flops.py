@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.models.build import build_model
-from paceline.models.flops import KernelCost, ModelCost, count_cost
+from paceline.models.flops import Kernel, KernelCost, ModelCost, StepKernels, count_cost, count_kernels
 from paceline.recipe.schema.model import Model
 
 
@@ -136,3 +136,88 @@ def test_counting_leaves_the_model_and_the_random_numbers_alone() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+class Tokens(nn.Module):
+    """Attention of 2 heads over rows of an image of 2 channels, 5 x 6 pixels, between two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.project = nn.Linear(6, 6, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.project(self.norm(images))
+        return self.project(nn.functional.scaled_dot_product_attention(tokens, tokens, tokens)).flatten(1)
+
+
+def test_a_kernel_has_a_class_the_bytes_it_moves_and_the_sides_of_its_product() -> None:
+    step = count_kernels(Residual(), 3, 4, 4)
+
+    image, maps, number = 3 * 16, 8 * 16, 4
+    flops, weights = 2 * maps * 8 * 9, number * 8 * 8 * 9
+    convolution = Kernel("convolution", flops, number * 2 * maps, weights, (8, 72))
+    assert step.forward[:4] == (
+        Kernel("convolution", 2 * maps * 3 * 9, number * (image + maps), number * 8 * 3 * 9, (8, 27)),
+        convolution,
+        Kernel("elementwise", 0, 0, 2 * 8, ()),  # the norm counts its batches
+        Kernel("batch_norm", 0, number * 3 * maps, 0, ()),
+    )
+    assert convolution in step.backward
+    assert convolution._replace(kind="convolution_weights") in step.backward
+    assert (step.params, step.tensors) == (3 * 8 * 9 + 8 * 8 * 9 + 16 + 45, 6)
+
+
+def test_groups_of_one_channel_are_depthwise_and_others_grouped() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 16, 3, groups=2), nn.Flatten())
+
+    step = count_kernels(model, 8, 8, 8)
+
+    kinds = [kernel.kind for kernel in step.forward]
+    assert kinds == ["convolution", "depthwise", "grouped"]
+    assert step.forward[2].sides == (8, 36)
+    assert {"depthwise_weights", "grouped_weights", "convolution_weights"} <= {each.kind for each in step.backward}
+
+
+def test_autocast_halves_products_and_keeps_norms_in_full() -> None:
+    full = count_kernels(Tokens(), 2, 5, 6)
+    half = count_kernels(Tokens(), 2, 5, 6, autocast=torch.float16)
+
+    def kernels(step: StepKernels, kind: str) -> list[Kernel]:
+        return [each for each in (*step.forward, *step.backward) if each.kind == kind]
+
+    assert len(kernels(full, "product")) == len(kernels(half, "product")) == 6
+    for kind in ("product", "attention"):
+        assert [each.flops for each in kernels(full, kind)] == [each.flops for each in kernels(half, kind)]
+    assert sum(each.num_bytes for each in kernels(full, "product")) == 2 * sum(
+        each.num_bytes for each in kernels(half, "product")
+    )
+    assert kernels(full, "row_norm") == kernels(half, "row_norm")
+    assert len(kernels(half, "copy")) > len(kernels(full, "copy"))
+
+
+def test_fused_attention_moves_no_scores() -> None:
+    fused = count_kernels(Tokens(), 2, 5, 6)
+    apart = count_kernels(Tokens(), 2, 5, 6, fused_attention=False)
+
+    assert sum(each.kind == "attention" for each in fused.forward) == 1
+    assert sum(each.kind == "attention" for each in apart.forward) == 2
+    assert sum(each.flops for each in fused.forward) == sum(each.flops for each in apart.forward)
+    assert fused.saved_bytes < apart.saved_bytes
+
+
+def test_inference_has_no_backward_and_reads_each_norm_once() -> None:
+    step = count_kernels(Residual().train(), 3, 4, 4, training=False)
+
+    assert step.backward == ()
+    assert step.saved_bytes == 0
+    (norm,) = (each for each in step.forward if each.kind == "batch_norm")
+    assert norm.num_bytes == 4 * 2 * 8 * 16
+
+
+def test_what_backward_needs_is_counted_once() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
+
+    step = count_kernels(model, 1, 2, 2)
+
+    assert step.saved_bytes == 4 * (4 + 8)  # the image, and the output of ReLU, which the last layer reads too

@@ -181,6 +181,7 @@ _INTRA_NODE_ROWS: Final = (
     ("nvlink3", _NVLINK_HOP_US, 210, 232, 240, f"A100, 8 GPUs: {_NCCL_TESTS_ISSUES}/175"),
     ("nvlink2", _NVLINK_HOP_US, 100, 125, 135, "V100, 8 GPUs: from memory"),
     ("pcie4", 5.0, 10, 20, 25, "x16 without NVLink: from memory"),
+    ("pcie3", 5.0, 5, 10, 12.5, "x16 without NVLink: half of pcie4"),
 )
 _NDR_SOURCE: Final = f"46-48 an adapter: {_NCCL_TESTS_ISSUES}/290; 28 set up badly: {_NCCL_ISSUES}/2409"
 _HDR_SOURCE: Final = f"24, or 15-16 without GPUDirect: {_NCCL_ISSUES}/412 and 1576"

@@ -1,0 +1,180 @@
+"""Quote a training run on GPUs: images/s, hours, memory and cost from the recipe and the GPU's datasheet."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from pydantic import ValidationError
+
+from paceline.core.errors import RecipeError
+from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
+from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
+from paceline.lab.quote.gpu import Gpu
+from paceline.lab.quote.step_model import Constants, Layout, build_step_table, find_bounds, predict_time
+from paceline.models.build import build_model
+from paceline.models.flops import StepKernels, count_kernels
+from paceline.recipe.errors import explain
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.base import Section
+from paceline.recipe.yaml import read_yaml_file
+
+_HALF: Final[Mapping[str, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_GRADIENT_BYTES: Final = 4
+_STATE_BYTES: Final[Mapping[str, int]] = {"sgd": 4}
+"""Bytes of an optimizer's state per parameter; 8 for others."""
+_CONTEXT_BYTES: Final = 600e6
+"""Memory of the CUDA context and the libraries' workspaces: from memory, not measured."""
+_BACKWARD_SHARE: Final = 2 / 3
+_FITTED_GPU: Final = "NVIDIA GeForce RTX 3090"
+
+
+class Prices(Section):
+    """Prices of GPUs on a day."""
+
+    date: str
+    """Day on which the prices held."""
+    currency: str = "USD"
+    """Currency of the prices."""
+    per_gpu_hour: dict[str, float]
+    """Price per GPU and hour by the name of `--gpu`."""
+
+
+def read_prices(path: Path) -> Prices:
+    """Read a file of prices. Raise `RecipeError` if it is invalid."""
+    document = read_yaml_file(path)
+    try:
+        prices = Prices.model_validate(document.values)
+    except ValidationError as error:
+        field, message = explain(error, document.values, Prices)
+        raise RecipeError(f"{path}:{document.find_line(field)}: {field}: {message}") from None
+    wrong = next((name for name, price in prices.per_gpu_hour.items() if price < 0), None)
+    if wrong is not None:
+        raise RecipeError(f"{path}: per_gpu_hour.{wrong}: {prices.per_gpu_hour[wrong]:g} is below 0 (set a price)")
+    return prices
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value between `low` and `high`, with 90 % confidence."""
+
+    value: float
+    low: float
+    high: float
+
+    def scale(self, factor: float) -> "Interval":
+        """Return the interval times `factor`, which is at least 0."""
+        return Interval(self.value * factor, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A quote for `ranks` GPUs of a kind: `memory_bytes` of a GPU, and what the whole run takes.
+
+    `cost` is None without a price. `fits` is whether the memory is enough.
+    """
+
+    gpu: str
+    ranks: int
+    rank_batch: int
+    images_per_s: Interval
+    hours: Interval
+    memory_bytes: float
+    fits: bool
+    cost: Interval | None
+
+
+def count_step(recipe: Recipe, plan: Plan, precision: str) -> StepKernels:
+    """Count the kernels of a training step. Raise `RecipeError` if the model cannot be counted."""
+    sizes = {"num_classes": plan.num_classes, "channels": plan.channels, "image_size": plan.image_size}
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model = build_model(recipe.model, **sizes)
+        return count_kernels(
+            model, plan.channels, plan.image_size, plan.image_size, autocast=_HALF.get(precision, None)
+        )
+    except (NotImplementedError, RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RecipeError(f"model.name: {recipe.model.name} cannot be counted: {reason} (quote another)") from None
+
+
+def find_number_format(precision: str, gpu: Gpu) -> str:
+    """Return the format in which `gpu` computes with `train.precision`. Raise `RecipeError` for fp64."""
+    kind = precision.partition("_")[0]
+    if kind == "fp64":
+        raise RecipeError("train.precision: fp64 has no measurements to quote from (set fp32, tf32, fp16, bf16 or amp)")
+    if kind == "amp":
+        return "bf16" if "bf16" in gpu.tflops else "fp16"
+    kind = "tf32" if kind == "torch" else kind
+    if kind == "bf16" and "bf16" not in gpu.tflops:
+        raise RecipeError(f"train.precision: {precision} has no units on {gpu.name} (set amp, which is fp16 there)")
+    return kind if kind in gpu.tflops else "fp32"
+
+
+def quote(
+    recipe: Recipe,
+    plan: Plan,
+    step: StepKernels,
+    gpu_name: str,
+    gpu: Gpu,
+    constants: Constants,
+    network: NetworkModel,
+    ranks_per_node: int,
+    price: float | None,
+) -> Quote:
+    """Return the quote for the training steps of `plan`; evaluation, start-up and checkpoints are left out."""
+    layout: Layout = "nchw" if recipe.model.memory_format == "contiguous" else "nhwc"
+    number_format = find_number_format(recipe.train.precision, gpu)
+    optimizer = "sgd" if recipe.optim.name in _STATE_BYTES else "adamw"
+    num_micro_batches = plan.rank_batch // plan.micro_batch
+    update = build_step_table(StepKernels(step.params, step.tensors, (), (), 0.0), optimizer)
+    update_s = predict_time(update, 1, gpu, number_format, layout, constants).seconds
+    passes = build_step_table(step, None)
+    micro = predict_time(passes, plan.micro_batch, gpu, number_format, layout, constants)
+    buckets = assume_buckets(_GRADIENT_BYTES * step.params, _BACKWARD_SHARE * micro.seconds)
+    exposed_s = compute_exposed_s(
+        buckets, lambda size: all_reduce_time_s(size, plan.world_size, ranks_per_node, network)
+    )
+    step_s = num_micro_batches * micro.seconds + update_s + exposed_s
+    low, high = find_bounds(constants, num_micro_batches * micro.slow_s / step_s, is_fitted=gpu.name == _FITTED_GPU)
+    speed = plan.batch_size / step_s
+    # A slower step is at the high end of its time and at the low end of its speed.
+    images_per_s = Interval(speed, speed * math.exp(-high), speed * math.exp(-low))
+    hours = _count_hours(plan, images_per_s)
+    memory = estimate_memory(step, plan, optimizer, number_format)
+    return Quote(
+        gpu=gpu_name,
+        ranks=plan.world_size,
+        rank_batch=plan.rank_batch,
+        images_per_s=images_per_s,
+        hours=hours,
+        memory_bytes=memory,
+        fits=memory <= gpu.memory_gb * 2**30,
+        cost=None if price is None else hours.scale(plan.world_size * price),
+    )
+
+
+def _count_hours(plan: Plan, images_per_s: Interval) -> Interval:
+    # Smaller images of progressive resizing cost as many pixels less.
+    ends = [*(first for first, _ in plan.train_sizes[1:]), plan.total_steps]
+    steps = sum(
+        (end - first) * (size / plan.image_size) ** 2 for (first, size), end in zip(plan.train_sizes, ends, strict=True)
+    )
+    images = steps * plan.batch_size / 3600
+    return Interval(images / images_per_s.value, images / images_per_s.high, images / images_per_s.low)
+
+
+def estimate_memory(step: StepKernels, plan: Plan, optimizer: str, number_format: str) -> float:
+    """Return the bytes that a GPU needs, with an error of perhaps a fifth: it was compared with no measurement.
+
+    Weights, gradients, optimizer, buckets of gradients on several ranks, weights in 16 bits, what backward needs of
+    forward, and the operands of the largest kernel of backward.
+    """
+    per_param = 4 + _GRADIENT_BYTES + _STATE_BYTES.get(optimizer, 8)
+    per_param += _GRADIENT_BYTES if plan.world_size > 1 else 0
+    per_param += 2 if number_format in _HALF else 0
+    largest = max((kernel.num_bytes for kernel in step.backward), default=0.0)
+    return per_param * step.params + plan.micro_batch * (step.saved_bytes + largest) + _CONTEXT_BYTES
