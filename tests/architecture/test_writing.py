@@ -15,6 +15,8 @@ MAY_WRITE = {
     "training/preflight.py": "a scratch folder of tempfile's",
     "measure/profiler.py": "a scratch folder of tempfile's, in which torch's profiler writes",
     "measure/chrome_trace.py": "gzip, over a file that `core.files` has opened",
+    "watch/inject/sitecustomize.py": "records in a script that runs without the rest of paceline",
+    "watch/record_writer.py": "records in a script that runs without the rest of paceline",
 }
 MAY_REMOVE_TREES = {
     "cli/experiment.py": "the data that the experiment has made",

@@ -1,0 +1,42 @@
+"""Call a function on a module right after the script has imported it. Torch-free."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, final
+
+
+@final
+class AfterImport:
+    """A finder of `sys.meta_path` that finds nothing itself: others find a module, and then `patch` gets it."""
+
+    def __init__(self, names: Iterable[str], patch: Callable[[ModuleType], None]) -> None:
+        self._names = frozenset(names)
+        self._patch = patch
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec that another finder finds for one of the modules."""
+        if name not in self._names:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    self._patch_after_execution(spec.loader, name)
+                return spec
+        return None
+
+    def _patch_after_execution(self, loader: Any, name: str) -> None:
+        # The loader stays itself, as scripts read sources and resources through `module.__loader__`.
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if module.__name__ == name:
+                loader.__dict__.pop("exec_module", None)
+                self._patch(module)
+
+        loader.exec_module = exec_module

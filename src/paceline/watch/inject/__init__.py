@@ -1,0 +1,1 @@
+"""The folder that `paceline watch` puts on PYTHONPATH of the processes to observe."""

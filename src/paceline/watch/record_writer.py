@@ -1,0 +1,41 @@
+"""Write the records of this process, which `paceline watch` reads while it runs. Torch-free."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final, TextIO, final
+
+FLUSH_S: Final = 0.5
+Record = dict[str, Any]
+
+
+@final
+class RecordWriter:
+    """Write JSON lines to `HOST-PID.jsonl`, from the first `flush` on, and then whenever half a second has passed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines: list[Record] = []
+        self._file: TextIO | None = None
+        self._flushed_s = 0.0
+
+    def add(self, record: Record) -> None:
+        """Keep `record` for the next flush."""
+        self._lines.append(record)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last flush is half a second ago."""
+        return time.perf_counter() - self._flushed_s > FLUSH_S
+
+    def flush(self) -> None:
+        """Write all records so far. Raise OSError if that fails."""
+        if self._file is None:
+            name = f"{socket.gethostname()}-{os.getpid()}.jsonl"
+            self._file = (self._folder / name).open("a", encoding="utf-8")
+        lines, self._lines = self._lines, []
+        self._file.write("".join(json.dumps(line) + "\n" for line in lines))
+        self._file.flush()
+        self._flushed_s = time.perf_counter()

@@ -1,0 +1,184 @@
+"""Training scripts under observation: the same weights, and records of where their time went."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline.watch
+
+HERE = Path(__file__).parent
+INJECT = Path(paceline.watch.__file__).parent / "inject"
+TIMEOUT_S = 120
+
+
+def run(folder, *command, records=None, **environ):
+    """Run Python with `command`; observe it if `records` is a folder. Return its standard output."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if records is not None:
+        records.mkdir(exist_ok=True)
+        environ = {"PYTHONPATH": f"{INJECT}:{INJECT.parents[2]}", "PACELINE_WATCH_DIR": str(records), **environ}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={**inherited, "OMP_NUM_THREADS": "1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def torchrun(script):
+    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", HERE / "scripts" / script)
+
+
+def read(records):
+    """Return the records of each process by kind, in the order of ranks, once they are consistent."""
+    found = []
+    for path in records.glob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        kinds = {
+            kind: [line for line in lines if line["kind"] == kind] for kind in ("process", "step", "pause", "note")
+        }
+        assert lines[0]["kind"] == "process" and lines[-1]["kind"] == "end"
+        assert lines[-1]["steps"] == len(kinds["step"])
+        found.append(kinds)
+    return sorted(found, key=lambda kinds: kinds["process"][0]["rank"] or 0)
+
+
+def totals_of(steps):
+    names = {name for step in steps for name in step["stages"]}
+    return {name: math.fsum(step["stages"].get(name, 0.0) for step in steps) for name in names}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Return the output of the plain script without observation, then with, and the records."""
+    folder = tmp_path_factory.mktemp("plain")
+    script = HERE / "scripts" / "plain.py"
+    return run(folder, script), run(folder, script, records=folder / "records"), read(folder / "records")
+
+
+def test_observation_does_not_change_a_bit(plain):
+    assert plain[0] == plain[1]
+
+
+def test_a_process_writes_its_steps_and_pauses(plain):
+    _, _, (records,) = plain
+    process = records["process"][0]
+    assert (process["rank"], process["world_size"], process["framework"]) == (None, None, "")
+    assert process["started_s"] < records["step"][0]["start_s"] - 0.5  # torch takes longer to import
+    assert process["unix_s"] > 1.7e9
+    steps = records["step"]
+    assert [step["n"] for step in steps] == list(range(1, 19))
+    assert {step["micro_batches"] for step in steps} == {2}
+    assert {step["samples"] for step in steps} == {16}
+    names = [pause["name"] for pause in records["pause"]]
+    epoch = ["epoch_boundary", "evaluate", "checkpoint"]
+    assert names == ["start_up", "epoch_boundary", *epoch, "epoch_boundary", *epoch, "epoch_boundary", *epoch]
+    assert records["note"] == []
+
+
+def test_stages_and_pauses_add_up_to_the_wall_clock(plain):
+    _, _, (records,) = plain
+    for step, following in zip(records["step"], records["step"][1:], strict=False):
+        assert step["end_s"] == following["start_s"]
+    for step in records["step"]:
+        start_s, end_s = step["start_s"], step["end_s"]
+        inside = [pause for pause in records["pause"] if start_s <= pause["start_s"] < end_s]
+        paused_s = math.fsum(pause["end_s"] - pause["start_s"] for pause in inside)
+        assert math.fsum(step["stages"].values()) + paused_s == pytest.approx(end_s - start_s, abs=1e-6)
+
+
+def test_plain_steps_are_attributed(plain):
+    _, _, (records,) = plain
+    totals = totals_of(records["step"][2:])
+    assert {"data_wait", "forward", "loss", "backward", "optimizer", "log"} <= {name for name, s in totals.items() if s}
+    assert totals["other"] < 0.1 * sum(totals.values())  # steps of a few milliseconds
+    assert "exposed_communication" not in totals
+
+
+def test_workers_of_loaders_write_nothing(tmp_path):
+    run(tmp_path, HERE / "scripts" / "plain.py", "1", records=tmp_path / "records")
+    assert len(read(tmp_path / "records")) == 1
+
+
+@pytest.mark.parametrize(
+    ("break_it", "is_named"),
+    [
+        ("import paceline.watch.step_timer as t; t.StepTimer.begin_stage = lambda self, stage: 1 / 0", True),
+        ("import paceline.watch.observer as o; o.Observer._describe_process = lambda self: 1 / 0", True),
+        ("import shutil, os; shutil.rmtree(os.environ['PACELINE_WATCH_DIR'])", False),
+    ],
+)
+def test_a_broken_observer_leaves_the_script_alone(plain, tmp_path, break_it, is_named):
+    records = tmp_path / "records"
+    script = f"import runpy; runpy.run_path({str(HERE / 'scripts' / 'plain.py')!r}, run_name='__main__')"
+    code = f"import sys; sys.argv = ['plain.py']; {break_it}; {script}"
+    assert run(tmp_path, "-c", code, records=records) == plain[0]
+    notes = [line for path in records.glob("*") for line in path.read_text().splitlines() if '"note"' in line]
+    assert len(notes) == is_named
+
+
+def test_processes_without_torch_load_no_observer(tmp_path):
+    code = "import sys; print(sorted(name for name in sys.modules if 'paceline' in name or name in ('json', 'socket')))"
+    assert run(tmp_path, "-c", code, records=tmp_path / "records") == "[]\n"
+    assert list((tmp_path / "records").iterdir()) == []
+
+
+def test_a_hidden_sitecustomize_runs(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins; builtins.HIDDEN = __name__\n")
+    path = f"{INJECT}:{tmp_path / 'own'}"
+    assert run(tmp_path, "-c", "print(HIDDEN)", records=tmp_path / "records", PYTHONPATH=path) == "sitecustomize\n"
+
+
+def test_torch_compile_compiles_the_same_graphs(tmp_path):
+    script = HERE / "scripts" / "compiled.py"
+    assert run(tmp_path, script, records=tmp_path / "records") == run(tmp_path, script)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Return the output of the script with two ranks without observation, then with, and the records of each rank."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = torchrun("ddp.py")
+    return run(folder, *command), run(folder, *command, records=folder / "records"), read(folder / "records")
+
+
+def test_ranks_train_the_same_weights(ranks):
+    assert ranks[0] == ranks[1]
+
+
+def test_only_the_ranks_of_a_launcher_write(ranks):
+    _, _, records = ranks
+    processes = [each["process"][0] for each in records]
+    assert [(each["rank"], each["local_rank"], each["world_size"]) for each in processes] == [(0, 0, 2), (1, 1, 2)]
+    assert [len(each["step"]) for each in records] == [40, 40]
+
+
+@pytest.mark.parametrize(("phase", "late_stage"), [(1, "data_wait"), (2, "forward"), (3, "backward")])
+def test_a_rank_waits_for_a_late_one_in_exposed_communication(ranks, phase, late_stage):
+    _, _, (on_time, late) = ranks
+    on_time_s, late_s = (totals_of(each["step"][8 * phase + 2 : 8 * phase + 8]) for each in (on_time, late))
+    due_s = 0.02 * 6
+    assert late_s[late_stage] > due_s
+    assert late_s["exposed_communication"] < due_s / 2
+    assert on_time_s["exposed_communication"] > due_s / 2
+    assert on_time_s[late_stage] < due_s / 2
+
+
+def test_micro_batches_without_synchronization_are_one_step(ranks):
+    _, _, (on_time, _) = ranks
+    assert [step["micro_batches"] for step in on_time["step"]] == [1] * 32 + [2] * 8
+
+
+def test_forked_ranks_write_their_end(tmp_path):
+    run(tmp_path, HERE / "scripts" / "forked.py", records=tmp_path / "records")
+    assert [len(each["step"]) for each in read(tmp_path / "records")] == [3, 3]
