@@ -139,7 +139,9 @@ def quote(
         buckets, lambda size: all_reduce_time_s(size, plan.world_size, ranks_per_node, network)
     )
     step_s = num_micro_batches * micro.seconds + update_s + exposed_s
-    low, high = find_bounds(constants, num_micro_batches * micro.slow_s / step_s, is_fitted=gpu.name == _FITTED_GPU)
+    low, high = find_bounds(
+        constants, layout, num_micro_batches * micro.slow_s / step_s, is_fitted=gpu.name == _FITTED_GPU
+    )
     speed = plan.batch_size / step_s
     # A slower step is at the high end of its time and at the low end of its speed.
     images_per_s = Interval(speed, speed * math.exp(-high), speed * math.exp(-low))

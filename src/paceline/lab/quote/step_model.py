@@ -58,6 +58,18 @@ class KindConstants(Section):
     """Time in NCHW, as a multiple of that in NHWC."""
 
 
+class ErrorConstants(Section):
+    """How far predictions were off for networks of families that the fit did not see."""
+
+    low: float
+    """Logarithm of (measured / predicted seconds) that 5 % of the networks of left-out families are below, without
+    kernels of `SLOW_KINDS`."""
+    high: float
+    """The same that 5 % are above."""
+    slow_spread: float = Field(ge=0)
+    """How much wider the interval is for a step of such kernels alone, as a multiple."""
+
+
 class Constants(Section):
     """Constants of `training` or `inference`, and how far their predictions were off where they were not fitted."""
 
@@ -67,13 +79,8 @@ class Constants(Section):
     """Constants by class of kernels."""
     launch: float = Field(gt=0)
     """Time of a kernel besides its work, as a multiple of that of an empty one."""
-    low: float
-    """Logarithm of (measured / predicted seconds) that 5 % of the networks of left-out families are below, without
-    kernels of `SLOW_KINDS`."""
-    high: float
-    """The same that 5 % are above."""
-    slow_spread: float = Field(ge=0)
-    """How much wider the interval is for a step of such kernels alone, as a multiple."""
+    errors: dict[Layout, ErrorConstants]
+    """Errors of the predictions by layout."""
     gpu_sigma: float = Field(ge=0)
     """Standard deviation of the logarithm of the error that a GPU adds that is not among the fitted ones."""
 
@@ -84,13 +91,14 @@ def read_constants(path: Path = CONSTANTS) -> dict[Mode, Constants]:
     return {mode: Constants.model_validate(values[mode]) for mode in ("training", "inference")}
 
 
-def find_bounds(constants: Constants, slow_share: float, *, is_fitted: bool) -> tuple[float, float]:
+def find_bounds(constants: Constants, layout: Layout, slow_share: float, *, is_fitted: bool) -> tuple[float, float]:
     """Return the bounds of the logarithm of measured over predicted seconds.
 
     They are wider for a step of which `slow_share` is kernels of `SLOW_KINDS`, and on a GPU without measurements.
     """
-    scale = 1 + constants.slow_spread * slow_share
-    middle, half = scale * (constants.low + constants.high) / 2, scale * (constants.high - constants.low) / 2
+    errors = constants.errors[layout]
+    scale = 1 + errors.slow_spread * slow_share
+    middle, half = scale * (errors.low + errors.high) / 2, scale * (errors.high - errors.low) / 2
     if not is_fitted:
         half = math.hypot(half, _NORMAL_95 * constants.gpu_sigma)
     return middle - half, middle + half

@@ -67,7 +67,8 @@ def test_equal_kernels_share_a_row_and_cost_as_much_as_apart() -> None:
 def test_the_constants_of_the_package_are_of_all_classes_and_plausible() -> None:
     for constants in read_constants().values():
         assert set(constants.kinds) == set(KINDS)
-        assert constants.low < 0 < constants.high
+        assert set(constants.errors) == {"nchw", "nhwc"}
+        assert all(each.low < 0 < each.high for each in constants.errors.values())
         for kind in ("convolution", "product"):
             assert 0.2 < constants.kinds[kind].compute < 1.2
             assert 0.3 < constants.kinds[kind].memory < 1.5
@@ -89,9 +90,10 @@ def test_the_interval_is_wider_for_slow_kernels_and_on_another_gpu() -> None:
     constants = read_constants()["training"]
 
     def width(share: float, *, is_fitted: bool) -> float:
-        low, high = find_bounds(constants, share, is_fitted=is_fitted)
+        low, high = find_bounds(constants, "nhwc", share, is_fitted=is_fitted)
         return high - low
 
-    assert width(0.0, is_fitted=True) == pytest.approx(constants.high - constants.low)
+    errors = constants.errors["nhwc"]
+    assert width(0.0, is_fitted=True) == pytest.approx(errors.high - errors.low)
     assert width(0.5, is_fitted=True) > width(0.0, is_fitted=True)
     assert width(0.0, is_fitted=False) > width(0.0, is_fitted=True)
