@@ -3,6 +3,8 @@
 A process that does not import torch only gets a finder of modules. An error here never reaches the script.
 """
 
+from __future__ import annotations  # this file alone must also run where Python is older than paceline allows
+
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
