@@ -1,28 +1,55 @@
-"""How soon does the program answer when it is asked for words only? `paceline --help` and `paceline recipes`.
+"""How soon does the program answer, and how soon does it train?
 
-    python benchmarks/startup.py --runs 15 --json benchmarks/results/startup.json
+    python benchmarks/startup.py --runs 15 --files 300000 --before CHECKOUT --json benchmarks/results/startup.json
 
-Each run is a new process, timed from outside; the commands take turns with an empty Python, the floor that no program
-in Python can beat. One more run of each, untimed, says whether it imported torch. Files are read from a warm cache:
-the first round is dropped. Times are measured, not checked: the exit status is 0.
+- **Words**: `paceline --help` and `paceline recipes` against an empty Python, the floor that no program in Python can
+  beat. One more run of each, untimed, says whether it imported torch.
+- **Training**: seconds from the start of `paceline train` on a small data set to its first line, and to its first step
+  (`account.start_up_s`), on one and two ranks, against as many processes at once that import torch and torchvision.
+- **Files**: the same for a folder of `--files` JPEGs (hard links to one photograph, in class folders of 1,000), in a
+  first run, which lists it, and in a second one, which checks the kept listing; against `os.scandir` on two threads and
+  torchvision's `ImageFolder`. Give `--files 0` to leave it out.
+
+Each run is a new process, timed from outside; all take turns. `--before` names a checkout of an earlier version, which
+takes its turns too. Files are read from a warm cache: the first round is dropped. Times are measured, not checked: the
+exit status is 0.
 """
 
 import argparse
+import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import record
+from PIL import Image
 
-PROGRAM = Path(sys.executable).with_name("paceline")
+FILES_PER_CLASS = 1000
 FLOOR = "python -c pass"
-COMMANDS: dict[str, list[str]] = {
-    FLOOR: [sys.executable, "-c", "pass"],
-    "paceline --help": [str(PROGRAM), "--help"],
-    "paceline recipes": [str(PROGRAM), "recipes"],
-}
+IMPORTS = "import torch, torchvision"
+COMMANDS = {FLOOR: ["-c", "pass"], "paceline --help": ["--help"], "paceline recipes": ["recipes"]}
+SCAN = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+def scan(folder):
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_file()]
+with ThreadPoolExecutor(2) as threads:
+    folders = [entry.path for split in os.scandir(sys.argv[1]) for entry in os.scandir(split.path)]
+    print(sum(map(len, threads.map(scan, folders))))
+"""
+IMAGE_FOLDER = """
+import sys, torch, torchvision
+for split in ("train", "val"):
+    torchvision.datasets.ImageFolder(f"{sys.argv[1]}/{split}")
+"""
 CHECK_TORCH = """
 import sys
 from paceline.cli import main
@@ -35,50 +62,146 @@ finally:
 
 def main() -> None:
     """Measure, print, and write the result."""
+    args = parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if args.files:
+            link_files(folder / "files", args.files)
+        contenders = all_contenders(args, folder)
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
+        for round_number in range(args.runs + 1):
+            for name, contender in contenders.items():
+                if args.files and "files" in name and round_number > args.file_runs:
+                    continue
+                seconds = contender()
+                if round_number > 0:
+                    found[name].append(seconds)
+    result = {name: summary(runs) for name, runs in found.items()}
+    for name in ("paceline --help", "paceline recipes"):
+        result[name]["imports_torch"] = imports_torch(COMMANDS[name])
+    print(table(result))
+    if args.json:
+        config = {"files": args.files}
+        record.write(args.json, {"benchmark": "startup", **record.provenance(), "config": config, "commands": result})
+
+
+def parse_args() -> argparse.Namespace:
+    """Return the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=15, help="timed runs of each command (default: 15)")
+    parser.add_argument("--files", type=int, default=0, help="JPEGs of the folder (default: leave that part out)")
+    parser.add_argument("--file-runs", type=int, default=5, help="timed runs on that folder (default: 5)")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an earlier version, which takes its turns")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
-    args = parser.parse_args()
-    times_s: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for round_number in range(args.runs + 1):
-        for name, command in COMMANDS.items():
-            elapsed_s = wall_s(command)
-            if round_number > 0:
-                times_s[name].append(elapsed_s)
-    commands: dict[str, dict[str, Any]] = {name: record.spread(seconds) for name, seconds in times_s.items()}
-    for name, facts in commands.items():
-        facts["above_floor_s"] = round(facts["median_s"] - commands[FLOOR]["median_s"], 6)
-        if name != FLOOR:
-            facts["imports_torch"] = imports_torch(COMMANDS[name][1:])
-    print(table(commands))
-    if args.json:
-        record.write(args.json, {"benchmark": "startup", **record.provenance(), "commands": commands})
+    return parser.parse_args()
 
 
-def wall_s(command: list[str]) -> float:
-    """Return how long `command` takes from start to end, in seconds. Raise when it fails."""
+def all_contenders(args: argparse.Namespace, folder: Path) -> dict[str, Callable[[], dict[str, float]]]:
+    """Return what is timed, by name."""
+    sources = {"": Path(__file__).parents[1] / "src"}
+    sources |= {", before": args.before / "src"} if args.before else {}
+    found = {FLOOR: partial(whole_s, [[sys.executable, *COMMANDS[FLOOR]]])}
+    for when, source in sources.items():
+        for name in ("paceline --help", "paceline recipes"):
+            found[name + when] = partial(whole_s, [paceline(*COMMANDS[name])], source=source)
+    for ranks in (1, 2):
+        label = "1 rank" if ranks == 1 else "2 ranks"
+        found[f"{IMPORTS}, {label}"] = partial(whole_s, [[sys.executable, "-c", IMPORTS]] * ranks)
+        for when, source in sources.items():
+            home = folder / f"home{when}"
+            found[f"train, {label}{when}"] = partial(train_s, [], ranks, source, home)
+    if args.files:
+        root = folder / "files"
+        found["files: os.scandir on 2 threads"] = partial(whole_s, [[sys.executable, "-c", SCAN, str(root)]])
+        found["files: ImageFolder"] = partial(whole_s, [[sys.executable, "-c", IMAGE_FOLDER, str(root)]])
+        data = ["folder", f"data.source.root={root}", "train.max_time=1s", "data.image_size=32", "model.width=0.25"]
+        for when, source in sources.items():
+            first = partial(train_s, data, 1, source, None)
+            found[f"files: train, first{when}"] = first
+            found[f"files: train, again{when}"] = partial(train_s, data, 1, source, folder / f"home{when}")
+    return found
+
+
+def paceline(*arguments: str) -> list[str]:
+    """Return the command line of the program."""
+    return [sys.executable, "-m", "paceline", *arguments]
+
+
+def link_files(root: Path, num_files: int) -> None:
+    """Make a folder of JPEGs, of which every fifth is for validation."""
+    root.mkdir()
+    Image.effect_noise((64, 64), 40).convert("RGB").save(root / "photograph.jpg")
+    for number in range(num_files):
+        split = "train" if number % 5 else "val"
+        path = root / split / f"{number // 5 // FILES_PER_CLASS:04}" / f"{number:07}.jpg"
+        if number % (5 * FILES_PER_CLASS) < 5:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        os.link(root / "photograph.jpg", path)
+    (root / "photograph.jpg").unlink()
+
+
+def environ_of(source: Path, home: Path) -> dict[str, str]:
+    """Return the environment of a program of the checkout with `source`."""
+    return {**os.environ, "PYTHONPATH": str(source), "HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
+
+
+def whole_s(commands: list[list[str]], source: Path | None = None) -> dict[str, float]:
+    """Return how long `commands`, run at once, take from start to end. Raise when one fails."""
+    environ = environ_of(source, Path.home()) if source else None
     start_s = time.perf_counter()
     # No timeout: with one, Python polls for the end, at last every 50 ms, and that would be in the time.
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start_s
+    with ThreadPoolExecutor(len(commands)) as threads:
+        run = partial(subprocess.run, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environ)
+        list(threads.map(run, commands))
+    return {"end": time.perf_counter() - start_s}
+
+
+def train_s(overrides: list[str], ranks: int, source: Path, home: Path | None) -> dict[str, float]:
+    """Return how long a run takes to its first line and to its first step; without `home`, it has a new one."""
+    with tempfile.TemporaryDirectory() as out:
+        home = home or Path(out) / "home"
+        home.mkdir(exist_ok=True)
+        command = paceline("train", "--ranks", str(ranks), "--run-dir", f"{out}/run", "parallel.device=cpu")
+        command += [*overrides, "train.epochs=1", "train.eval_every=off", "parallel.threads=1"]
+        start_s = time.perf_counter()
+        with (
+            Path(out, "output.txt").open("w+") as output,
+            subprocess.Popen(command, env=environ_of(source, home), stdout=output, stderr=subprocess.PIPE) as process,
+        ):
+            assert process.stderr
+            first = process.stderr.read(1)
+            line_s = time.perf_counter() - start_s
+            rest = process.stderr.read()
+        if process.returncode:
+            sys.exit(f"{' '.join(command)} ended with {process.returncode}:\n{(first + rest).decode()[-2000:]}")
+        account = json.loads(Path(out, "run", "result.json").read_text())["account"]
+    return {"line": line_s, "step": account["start_up_s"]}
 
 
 def imports_torch(arguments: list[str]) -> bool:
-    """Return whether the program, given `words`, had imported torch by its end."""
+    """Return whether the program, given `arguments`, had imported torch by its end."""
     command = [sys.executable, "-c", CHECK_TORCH, *arguments]
     ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     return {"True": True, "False": False}[ended.stderr.split()[-1]]
 
 
-def table(commands: dict[str, dict[str, Any]]) -> str:
+def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the spread of each moment."""
+    return {moment: record.spread([each[moment] for each in runs]) for moment in runs[0]}
+
+
+def table(result: dict[str, dict[str, Any]]) -> str:
     """Return the result as a person reads it."""
     lines = []
-    for name, facts in commands.items():
+    for name, facts in result.items():
         torch = {True: ", imports torch", False: ", without torch", None: ""}[facts.get("imports_torch")]
-        lines.append(
-            f"{name:17} {facts['median_s'] * 1e3:6.0f} ms (10th-90th percentile {facts['p10_s'] * 1e3:.0f}-"
-            f"{facts['p90_s'] * 1e3:.0f}, n {facts['n']}){torch}"
-        )
+        moments = [
+            f"{moment} {spread['median_s'] * 1e3:6.0f} ms ({spread['p10_s'] * 1e3:.0f}-{spread['p90_s'] * 1e3:.0f}, "
+            f"n {spread['n']})"
+            for moment, spread in facts.items()
+            if moment != "imports_torch"
+        ]
+        lines.append(f"{name:38} {', '.join(moments)}{torch}")
     return "\n".join(lines)
 
 

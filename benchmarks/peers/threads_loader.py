@@ -33,8 +33,8 @@ def grain_threads(options: ContenderOptions) -> Iterator[int]:
     import grain
 
     files = grain.MapDataset.source(paths(options.data)).shuffle(seed=0).repeat().map(Load(options))
-    options = grain.ReadOptions(num_threads=options.workers, prefetch_buffer_size=2 * options.batch)
-    batches = files.to_iter_dataset(options).batch(options.batch, batch_fn=torch.stack)
+    reading = grain.ReadOptions(num_threads=options.workers, prefetch_buffer_size=2 * options.batch)
+    batches = files.to_iter_dataset(reading).batch(options.batch, batch_fn=torch.stack)
     return (len(images) for images in batches)
 
 

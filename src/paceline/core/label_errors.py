@@ -23,6 +23,6 @@ def find_label_errors(probabilities: NDArray[np.floating], labels: NDArray[np.in
     likely = confident.argmax(axis=1)
     errors = np.flatnonzero((likely != labels) & (confident[rows, likely] > of_label))
     # Ranked by the probability of the label: of 5 % flipped labels among 2,000 images of CIFAR-10, over 80 % are in the
-    # top 6 %, by the margin to the most likely other class 70 %, and by k-NN 65 to 75 % (measured, three draws).
+    # top 6 %, by the margin to the most likely other class 70 % (measured, three draws).
     order = np.argsort(of_label[errors], kind="stable")
     return {int(at): int(likely[at]) for at in errors[order]}

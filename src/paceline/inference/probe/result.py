@@ -101,7 +101,7 @@ def _describe_suspect(answers: Answers, splits: ProbedSplits, number: int, sugge
         image=splits.describe(number),
         confidence=_rounded(separability.confidence[number]),
         suggested=splits.class_names[suggested],
-        suggested_confidence=_rounded(separability.linear[number, suggested]),
+        suggested_confidence=_rounded(separability.pooled[number, suggested]),
         knn_agrees=int(separability.knn[number].argmax()) == suggested,
     )
 
