@@ -17,11 +17,11 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, Final, cast, final
 
-from paceline.core.stages import DATA_WAIT, EXPOSED
+from paceline.core.stages import DATA_WAIT, EXPOSED, SYNC
 from paceline.watch.device_events import DeviceEvents
 from paceline.watch.imports import AfterImport
 from paceline.watch.record_writer import RecordWriter
-from paceline.watch.step_timer import H2D, SYNC, Step, StepTimer
+from paceline.watch.step_timer import H2D, Step, StepTimer
 from paceline.watch.targets import ALIASES, FRAMEWORKS, MOVES, PAUSES, READS, TARGETS
 
 FORMAT: Final = 1

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from paceline.core.stages import DATA_WAIT, EXPOSED
-from paceline.watch.step_timer import CHECKPOINT, EVALUATE, LOG, OPTIMIZER
+from paceline.core.stages import DATA_WAIT, EXPOSED, LOG
+from paceline.watch.step_timer import CHECKPOINT, EVALUATE, OPTIMIZER
 
 Target = tuple[str, str]
 """The path of a function in its module, and its stage or pause."""
