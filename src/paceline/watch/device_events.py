@@ -7,6 +7,8 @@ from typing import Final, Protocol, final
 
 MAX_UNREAD: Final = 256
 """Steps whose events may be unread; the host is never so far ahead, so older ones have an event that cannot be read."""
+MAX_BOUNDARIES: Final = 4096
+"""Boundaries from which a step gets no device times: a script may read values for hours without a step."""
 
 
 class Event(Protocol):
@@ -42,7 +44,7 @@ class DeviceEvents:
 
     def record(self, stage: str) -> None:
         """Record on the calling thread's current stream that `stage` begins; "" is a pause."""
-        if self._is_capturing():  # the event would become a part of the graph
+        if len(self._open) >= MAX_BOUNDARIES or self._is_capturing():  # the event would become a part of the graph
             return
         event = self._free.pop() if self._free else self._new_event()
         event.record()
@@ -61,6 +63,9 @@ class DeviceEvents:
     def end_step(self, n: int, stage: str) -> None:
         """End step `n`, or its next part, where the next step begins with `stage`."""
         boundaries, self._open = self._open, []
+        if len(boundaries) >= MAX_BOUNDARIES:
+            self._free += [event for _, event in boundaries[1:]]  # the first is also the end of the step before
+            boundaries = []
         if self._unread and self._unread[-1][0] == n:
             self._unread[-1][1].extend(boundaries)
         else:
@@ -73,7 +78,9 @@ class DeviceEvents:
 
     def read_completed(self) -> list[tuple[int, dict[str, float]]]:
         """Return the seconds by stage of the steps that the device has completed, by number, each once."""
-        completed = []
+        completed: list[tuple[int, dict[str, float]]] = []
+        if self._is_capturing():  # a query would break the capture
+            return completed
         # The newest step may still get a second optimizer.
         while len(self._unread) > 1 and all(event.query() for _, event in reversed(self._unread[0][1])):
             n, boundaries = self._unread.popleft()

@@ -1,5 +1,6 @@
 """Call a function on a module right after the script has imported it. Torch-free."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
@@ -22,10 +23,12 @@ class AfterImport:
         if name not in self._names:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)  # old finders have none
+            spec: ModuleSpec | None = find_spec(name, path, target) if find_spec is not None else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    self._patch_after_execution(spec.loader, name)
+                    with contextlib.suppress(AttributeError, TypeError):  # a loader without attributes of its own
+                        self._patch_after_execution(spec.loader, name)
                 return spec
         return None
 

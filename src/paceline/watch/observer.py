@@ -5,6 +5,7 @@ it stops timing and leaves a note. Nothing here imports torch before the script 
 """
 
 import atexit
+import contextlib
 import functools
 import multiprocessing.util
 import os
@@ -74,7 +75,7 @@ class Observer:
     def patch(self, module: ModuleType) -> None:
         """Replace functions of a module that was just imported."""
         try:
-            if module.__name__ == "torch":
+            if module.__name__ == "torch" and self._torch is None:  # another finder may run its loader twice
                 self._patch_torch(module)
                 for name in TARGETS:
                     self._patch_targets(name)
@@ -199,17 +200,12 @@ class Observer:
     def _forward(self, original: Function) -> Function:
         is_compiling, is_grad_enabled = self._torch.compiler.is_compiling, self._torch.is_grad_enabled
 
-        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             timer = self.timer
-            if timer.in_forward or not timer.is_on or is_compiling() or not _has_parameters(module):
+            if timer.in_forward or not timer.is_on or is_compiling() or not timer.takes_forward:
                 return original(module, *args, **kwargs)
-            is_training, has_gradients = module.training, is_grad_enabled()
-            stage = self._try(
-                timer.begin_forward,
-                is_training=is_training,
-                has_gradients=has_gradients,
-                is_known=not is_training and module in self._known,
-            )
+            has_gradients = is_grad_enabled()
+            stage = self._try(self._begin_forward, module, has_gradients=has_gradients)
             if stage is None:
                 return original(module, *args, **kwargs)
             timer.in_forward = True
@@ -218,13 +214,20 @@ class Observer:
             finally:
                 timer.in_forward = False
                 self._try(timer.end_forward, stage, has_gradients=has_gradients)
-                if is_training and has_gradients:
-                    self._remember(module)
+                if has_gradients:
+                    self._try(self._remember, module)
 
         return forward
 
+    def _begin_forward(self, module: Any, *, has_gradients: bool) -> str | None:
+        if not _has_parameters(module):
+            return None
+        is_training = module.training
+        is_known = not is_training and module in self._known
+        return self.timer.begin_forward(is_training=is_training, has_gradients=has_gradients, is_known=is_known)
+
     def _remember(self, module: Any) -> None:
-        if module not in self._known:
+        if module.training and module not in self._known:
             # Evaluations may use the module inside of a wrapper.
             inside = (getattr(module, name, None) for name in ("module", "_orig_mod", "_fsdp_wrapped_module"))
             self._known.update(each for each in (module, *inside) if isinstance(each, self._torch.nn.Module))
@@ -251,7 +254,8 @@ class Observer:
         torch = self._torch
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return None
-        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+        # Not the first of any iterable: an iterator would lose it.
+        first = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if not isinstance(first, torch.Tensor) or not first.requires_grad:
             return None
         engine, mark = (
@@ -267,15 +271,15 @@ class Observer:
 
     def _loader_iter(self, original: Function) -> Function:
         def __iter__(loader: Any) -> Any:  # noqa: N807
-            number = self._number_of(loader)
-            if not self._try(self.timer.begin_loader, number):
+            number = self._try(self._number_of, loader)
+            if number is None or not self._try(self.timer.begin_loader, number):
                 iterator = original(loader)
             else:
                 try:
                     iterator = original(loader)
                 finally:
                     self._try(self.timer.end_loader, number)
-            self._try(self._numbers.__setitem__, iterator, number)
+            self._try(self._number_iterator, iterator, number)
             return iterator
 
         return __iter__
@@ -287,6 +291,10 @@ class Observer:
             self._num_loaders += 1
         return number
 
+    def _number_iterator(self, iterator: Any, number: int) -> None:
+        with contextlib.suppress(TypeError):  # the iterator of a subclass may have no weak references
+            self._numbers[iterator] = number
+
     def _loader_next(self, original: Function) -> Function:
         def __next__(iterator: Any) -> Any:  # noqa: N807
             number = self._try(self._numbers.get, iterator)
@@ -297,7 +305,7 @@ class Observer:
             except BaseException as error:
                 self._try(self.timer.end_wait, number, 0, is_end=isinstance(error, StopIteration))
                 raise
-            self._try(self.timer.end_wait, number, self._try(_num_samples, batch) or 0, is_end=False)
+            self._try(self.timer.end_wait, number, _num_samples(batch), is_end=False)
             return batch
 
         return __next__
@@ -312,17 +320,18 @@ class Observer:
     def _move(self, original: Function) -> Function:
         is_compiling, is_copy = self._torch.compiler.is_compiling, original.__name__ == "copy_"
 
-        def move(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def move(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(tensor, *args, **kwargs)
             source = args[0] if is_copy and args else tensor
-            previous = self._begin_stage(SYNC if source.is_cuda else H2D)
+            was_on_gpu = getattr(source, "is_cuda", False)
+            previous = self._begin_stage(SYNC if was_on_gpu else H2D)
             if previous is None:
                 return original(tensor, *args, **kwargs)
             has_moved = False
             try:
                 result = original(tensor, *args, **kwargs)
-                has_moved = result.is_cuda != source.is_cuda
+                has_moved = getattr(result, "is_cuda", was_on_gpu) != was_on_gpu
                 return result
             finally:
                 self._end_stage(previous, charge_to_it=not has_moved)
@@ -332,7 +341,7 @@ class Observer:
     def _read(self, original: Function) -> Function:
         is_compiling, begin, end = self._torch.compiler.is_compiling, self._begin_stage, self._end_stage
 
-        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def read(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not tensor.is_cuda:
                 return original(tensor, *args, **kwargs)
             previous = begin(SYNC)
@@ -435,7 +444,7 @@ class Observer:
             "rank": rank,
             "local_rank": _integer(os.environ.get("LOCAL_RANK")),
             "world_size": world_size,
-            "argv": sys.argv,
+            "argv": [str(each) for each in sys.argv],
             "python": sys.version.split()[0],
             "torch": str(torch.__version__),
             "unix_s": time.time(),
@@ -446,7 +455,8 @@ class Observer:
         }
 
     def _add_first_notes(self, first: Step) -> None:
-        kinds = {type(module).__name__ for module in self._known}
+        # FSDP may wrap parts of the module that is called.
+        kinds = {type(each).__name__ for module in list(self._known) for each in module.modules()}
         if any("FullyShardedDataParallel" in kind or kind.startswith("FSDP") for kind in kinds):
             self._note("FSDP: the waits for all-gathers and reduce-scatters are part of forward and backward")
         if self._framework == "transformers" or (self._framework == "lightning" and "DistributedDataParallel" in kinds):
@@ -460,11 +470,12 @@ class Observer:
 
     def _finish(self, writer: RecordWriter) -> None:
         """Write what is left when the process ends."""
-        if writer is not self._writer or not self.timer.is_on:  # another process inherited this by a fork
+        if writer is not self._writer:  # another process inherited this by a fork
             return
         try:
-            self._add_pauses(self.timer.finish())
-            self._add_device_stages()
+            if self.timer.is_on:
+                self._add_pauses(self.timer.finish())
+                self._add_device_stages()
             self._writer.add({"kind": "end", "end_s": time.perf_counter(), "steps": self.timer.num_steps})
             self._writer.flush()
         except Exception as error:
@@ -491,18 +502,28 @@ def _own_code() -> Iterator[CodeType]:
 
 def _has_parameters(module: Any) -> bool:
     """Return whether a module has parameters; others, as losses and transforms, are no models."""
-    return next(module.parameters(), None) is not None
+    try:
+        return next(iter(module.parameters()), None) is not None
+    except Exception:  # it may define `parameters` in another way
+        return True
 
 
-def _num_samples(batch: Any, depth: int = _BATCH_DEPTH) -> int:
-    """Return the length of the first tensor of a batch, 0 if there is none."""
+def _num_samples(batch: Any) -> int:
+    """Return the length of the first tensor of a batch, 0 if there is none or its type has another kind of shape."""
+    try:
+        return _find_length(batch, _BATCH_DEPTH)
+    except Exception:
+        return 0
+
+
+def _find_length(batch: Any, depth: int) -> int:
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
     parts = batch.values() if isinstance(batch, Mapping) else batch
     if depth == 0 or not isinstance(parts, list | tuple | ValuesView):
         return 0
-    return next((number for each in parts if (number := _num_samples(each, depth - 1))), 0)
+    return next((number for each in parts if (number := _find_length(each, depth - 1))), 0)
 
 
 def _find_framework() -> str:
@@ -517,7 +538,9 @@ def _find_framework() -> str:
             return framework
     script = sys.modules.get("__main__")
     uses_timm = "timm" in sys.modules and any(
-        str(getattr(value, "__module__", "")).startswith("timm.data") for value in list(vars(script).values())
+        # By type alone: asking another object for an attribute may run code of the script.
+        type(value) is FunctionType and str(value.__module__).startswith("timm.data")
+        for value in list(vars(script).values())
     )
     return "timm" if uses_timm else ""
 

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any, Final, TextIO, final
+from typing import Any, BinaryIO, Final, final
 
 FLUSH_S: Final = 0.5
 Record = dict[str, Any]
@@ -18,7 +18,7 @@ class RecordWriter:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lines: list[Record] = []
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
         self._flushed_s = 0.0
 
     def add(self, record: Record) -> None:
@@ -34,8 +34,10 @@ class RecordWriter:
         """Write all records so far. Raise OSError if that fails."""
         if self._file is None:
             name = f"{socket.gethostname()}-{os.getpid()}.jsonl"
-            self._file = (self._folder / name).open("a", encoding="utf-8")
+            # Without a buffer, which a full disk would leave filled, and a forked child would write again.
+            self._file = (self._folder / name).open("ab", buffering=0)
         lines, self._lines = self._lines, []
-        self._file.write("".join(json.dumps(line) + "\n" for line in lines))
-        self._file.flush()
+        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        while content:
+            content = content[self._file.write(content) :]
         self._flushed_s = time.perf_counter()

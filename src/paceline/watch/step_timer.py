@@ -88,7 +88,7 @@ class _Open:
 
 @final
 class StepTimer:
-    """Time the steps of one thread: the main thread, or from its first step on any other that takes optimizer steps.
+    """Time the steps of one thread: the first that takes an optimizer step.
 
     `on_step` gets each step once it is complete. Exactly one stage is open at any time. A call is attributed to its
     stage only if it is the outermost, except that exposed communication counts everywhere, and that an optimizer may
@@ -193,6 +193,8 @@ class StepTimer:
 
     def end_pause(self) -> None:
         """End the open pause."""
+        if not self._pause:  # it was open when another thread took the first step
+            return
         now_s = self._now()
         self._add_pause(self._pause, self._pause_start_s, now_s)
         self._pause, self._around_pause = self._around_pause, ""
@@ -269,6 +271,11 @@ class StepTimer:
 
     # Forward and backward
 
+    @property
+    def takes_forward(self) -> bool:
+        """Whether a forward would count: not in a pause, in backward (as a checkpointed layer) or while loading."""
+        return not self._ignores() and self._stage not in (BACKWARD, DATA_WAIT)
+
     def begin_forward(self, *, is_training: bool, has_gradients: bool, is_known: bool) -> str | None:
         """Begin the outermost forward; return the stage to give to `end_forward`, or None if it does not count.
 
@@ -276,7 +283,7 @@ class StepTimer:
         gradients evaluates if its batch came from another loader than those of training; so does a known module in
         evaluation mode. Others may be a teacher, or a generator whose images train a discriminator.
         """
-        if self._ignores() or self._stage in (BACKWARD, DATA_WAIT):
+        if not self.takes_forward:
             return None
         if is_training and has_gradients:
             self._close_evaluation()
@@ -343,6 +350,8 @@ class StepTimer:
         if not self.is_on:
             return
         if get_ident() != self._thread:
+            if self._n:  # steps of several threads, as of agents that learn side by side, do not follow one another
+                return
             self._thread = get_ident()
             self._reset(self._now())
         if optimizer in self._optimizers:  # its last step raised an error

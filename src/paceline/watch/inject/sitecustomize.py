@@ -45,14 +45,16 @@ def _import_observer() -> Any:
 
 
 def _write_note(text: str) -> None:
-    import contextlib
     import json
     import socket
     from pathlib import Path
 
     name = f"{socket.gethostname()}-{os.getpid()}.jsonl"
-    with contextlib.suppress(OSError), Path(os.environ["PACELINE_WATCH_DIR"], name).open("a") as file:
-        file.write(json.dumps({"kind": "note", "text": text}) + "\n")
+    try:
+        with Path(os.environ["PACELINE_WATCH_DIR"], name).open("a") as file:
+            file.write(json.dumps({"kind": "note", "text": text}) + "\n")
+    except Exception:  # such as a full disk, or a script that has cleared the environment
+        return
 
 
 def _run_hidden() -> None:
