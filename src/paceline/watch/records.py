@@ -150,7 +150,7 @@ class _RecordFile:
                     oldest = self.steps[0].n if self.steps else 0
                     self.device = {n: stages for n, stages in self.device.items() if n >= oldest}
             case "pause":
-                pause = PauseRecord(str(record["name"])[:40], _finite(record["start_s"]), _finite(record["end_s"]))
+                pause = PauseRecord(_parse_name(record["name"]), _finite(record["start_s"]), _finite(record["end_s"]))
                 self.pauses.append(pause)
                 self.last_s = max(self.last_s, pause.end_s)
             case "note":
@@ -216,7 +216,14 @@ def _parse_step(record: dict[str, Any]) -> StepRecord:
 
 
 def _parse_seconds(stages: dict[str, Any]) -> dict[str, float]:
-    return {str(name)[:40]: max(0.0, _finite(each_s)) for name, each_s in stages.items()}
+    return {_parse_name(name): max(0.0, _finite(each_s)) for name, each_s in stages.items()}
+
+
+def _parse_name(name: Any) -> str:
+    # A terminal shows names while the script runs, so they must not contain its escapes.
+    if not str(name).isidentifier():
+        raise ValueError("it is no name")
+    return str(name)[:40]
 
 
 def _finite(value: Any) -> float:

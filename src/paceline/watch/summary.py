@@ -134,7 +134,7 @@ def choose_ranks(processes: Sequence[ProcessRecords]) -> tuple[list[ProcessRecor
     notes = []
     if len(trainings) > 1:
         notes.append(
-            f"{count(len(trainings), 'training')} were watched, by restarts or one script after the other: this is the "
+            f"{count(len(trainings), 'training')} were watched, one after the other or side by side: this is the "
             "one with the most steps."
         )
     missing = chosen[0].process.world_size - len(chosen)
@@ -294,7 +294,12 @@ def _find_bottleneck(
         return _no_verdict(
             "Waiting for other ranks cannot be told apart from forward and backward, which take most of a step."
         )
-    if found.bottleneck == "straggler-bound" and straggler is not None and straggler.rank is not None:
+    if found.bottleneck == "straggler-bound" and straggler is not None:
+        if straggler.rank is None:
+            return _no_verdict(
+                f"Waiting for the latest rank, a different one from step to step, took {share(straggler.share)} of a "
+                "step. Busy cores cause this, and batches of different sizes do."
+            )
         hosts = {each.process.rank: each.process.host for each in ranks}
         several = len(set(hosts.values())) > 1
         to_try = advise_straggler(straggler, hosts[straggler.rank] if several else "")
@@ -334,7 +339,9 @@ def _collect_notes(ranks: Sequence[ProcessRecords]) -> list[str]:
     ]
     killed = [str(each.process.rank) for each in ranks if not each.has_ended]
     if killed:
-        notes.append(f"rank {join_few(killed)}: was killed, so its last half second is missing.")
+        notes.append(
+            f"rank {join_few(killed)}: was killed, or ended by os._exit, so its last half second or step is missing."
+        )
     damaged = sum(each.num_damaged for each in ranks)
     if damaged:
         notes.append(f"{count(damaged, 'line')} of the records could not be read.")

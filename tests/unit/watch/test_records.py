@@ -75,6 +75,7 @@ DAMAGED = [
     '{"kind": "step", "n": 1, "start_s": 0, "end_s": 1, "stages": {"forward": "long"}}',
     '{"kind": "step", "n": 1, "start_s": 0, "end_s": 1, "stages": [1]}',
     '{"kind": "pause", "name": "evaluate", "start_s": 1e999, "end_s": 1}',
+    '{"kind": "pause", "name": "\\u001b[2J", "start_s": 0, "end_s": 1}',
     '{"kind": "process", "pid": 1}',
     "[" * 100_000,
 ]

@@ -1,6 +1,7 @@
 """The timer of watched scripts: stages, pauses and steps from the calls of a script alone."""
 
 import math
+from threading import Thread
 
 import pytest
 
@@ -294,6 +295,15 @@ def test_a_forward_may_train(script):
     (_, second, third), _ = script.finish()
     assert stages_of(second) == {"data_wait": 2.0, "forward": 4.0, "backward": 8.0, "optimizer": 16.0}
     assert stages_of(third) == {**PLAIN, "forward": 5.0}
+
+
+def test_the_first_thread_that_trains_is_timed(script):
+    thread = Thread(target=script.optimize)
+    thread.start()
+    thread.join()
+    script.optimize()
+    (first,), _ = script.finish()
+    assert stages_of(first) == {"optimizer": 16.0}
 
 
 def test_a_checkpoint_within_an_evaluation_is_a_checkpoint(script):

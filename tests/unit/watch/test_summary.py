@@ -162,6 +162,15 @@ def test_a_late_rank_is_named_with_its_stage(summary_of, late, stage):
     assert (result.world_size, result.communication.exposed_s) == (2, pytest.approx(0.04 * (late == 1)))
 
 
+def test_ranks_that_are_late_in_turn_are_not_judged(summary_of):
+    both = zip(two_ranks(0, "forward"), two_ranks(1, "forward"), strict=True)
+    turns = [[each[n % 2] for n, each in enumerate(zip(*records, strict=True))] for records in both]
+    result = summary_of(*turns)
+    assert (result.straggler.rank, result.straggler.share) == (None, pytest.approx(0.4))
+    assert result.verdict["bottleneck"] == "unknown"
+    assert "40.0 %" in result.verdict["evidence"]
+
+
 def test_equal_ranks_have_no_straggler(summary_of):
     ranks = [[header(rank=rank, world_size=2), *steps(N, exposed_communication=0.1), end(125.0)] for rank in range(2)]
     result = summary_of(*ranks)
