@@ -126,6 +126,18 @@ def test_a_broken_observer_leaves_the_script_alone(plain, tmp_path, break_it, is
     assert len(notes) == is_named
 
 
+def test_unusual_scripts_run_as_without_observation(tmp_path):
+    script = HERE / "scripts" / "unusual.py"
+    assert run(tmp_path, script, records=tmp_path / "records") == run(tmp_path, script)
+    (records,) = read(tmp_path / "records")
+    assert (len(records["step"]), records["note"]) == (8, [])
+
+
+def test_torch_can_be_imported_after_the_environment_was_cleared(tmp_path):
+    code = "import os; del os.environ['PACELINE_WATCH_DIR']; import torch; print(torch.ones(1).sum().item())"
+    assert run(tmp_path, "-c", code, records=tmp_path / "records") == "1.0\n"
+
+
 def test_processes_without_torch_load_no_observer(tmp_path):
     code = "import sys; print(sorted(name for name in sys.modules if 'paceline' in name or name in ('json', 'socket')))"
     assert run(tmp_path, "-c", code, records=tmp_path / "records") == "[]\n"
