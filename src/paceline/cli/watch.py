@@ -135,4 +135,4 @@ def _warning(path: Path) -> Iterator[None]:
         yield
     except (OSError, PacelineError) as error:
         reason = getattr(error, "strerror", None) or error
-        print(f"warning: {printable(path)}: was not written: {reason}", file=sys.stderr)
+        print(f"warning: {printable(path)}: was not written: {printable(str(reason))}", file=sys.stderr)

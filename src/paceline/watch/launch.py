@@ -30,14 +30,27 @@ def find_program(command: Sequence[str], environ: Mapping[str, str]) -> str:
         is_script = name.endswith(".py") and Path(name).is_file()
         fix = f"put python or torchrun before it: -- python {name}" if is_script else "name one, such as python"
         raise PacelineError(f"watch: {name} is not a program ({fix})")
+    if _lacks_interpreter(path):
+        raise PacelineError(f"watch: {name} has no #! line (put its interpreter before it: -- sh {name})")
     return path
+
+
+def _lacks_interpreter(path: str) -> bool:
+    """Return whether a program is a text without `#!`: a shell would run it itself, the kernel does not."""
+    try:
+        with Path(path).open("rb") as file:
+            start = file.read(256)
+    except OSError:  # it may be executed and not be read
+        return False
+    return not start.startswith(b"#!") and b"\0" not in start
 
 
 def observed_environ(environ: Mapping[str, str], records: Path) -> dict[str, str]:
     """Return `environ` with which Python processes load the observer, which writes to the folder `records`."""
     # A sitecustomize that this one hides is run by it.
     inject = str(resources.files("paceline.watch") / "inject")
-    paths = [inject, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    given = environ.get("PYTHONPATH")
+    paths = [inject, *(given.split(os.pathsep) if given else [])]  # an empty path in it is the current folder
     return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), WATCH_DIR: str(records.resolve())}
 
 

@@ -103,7 +103,10 @@ def test_python_finds_the_observer_first_and_all_else_as_before(tmp_path, monkey
     assert environ["HOME"] == "/root"
     again = observed_environ(environ, Path("records"))
     assert again == environ
-    assert observed_environ({}, Path("records"))["PYTHONPATH"] == first  # not with "", the current folder
+    for nothing in ({}, {"PYTHONPATH": ""}):
+        assert observed_environ(nothing, Path("records"))["PYTHONPATH"] == first  # not with "", the current folder
+    kept = observed_environ({"PYTHONPATH": ":/a"}, Path("records"))["PYTHONPATH"]
+    assert kept == f"{first}::/a"  # as after PYTHONPATH=$PYTHONPATH:/a
 
 
 def test_what_is_no_program_is_refused_with_a_fix(tmp_path, monkeypatch):
@@ -114,3 +117,7 @@ def test_what_is_no_program_is_refused_with_a_fix(tmp_path, monkeypatch):
     Path("train.py").touch()
     with pytest.raises(PacelineError, match=r"python train\.py"):
         find_program(["train.py"], os.environ)
+    Path("run.sh").write_text("python train.py\n")
+    Path("run.sh").chmod(0o755)
+    with pytest.raises(PacelineError, match=r"#!.*sh \./run\.sh"):
+        find_program(["./run.sh"], os.environ)

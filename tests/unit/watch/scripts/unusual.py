@@ -37,7 +37,7 @@ def main():
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for loader in (ListLoader(range(4)), DataLoader(range(4), collate_fn=lambda items: Batch())):
+    for loader in (ListLoader(range(4)), DataLoader(range(4), collate_fn=lambda _: Batch())):
         for batch in loader:
             losses = [net(batch.features, module=scale).square().mean() for scale in (2.0, 3.0)]
             torch.autograd.backward(iter(losses))
