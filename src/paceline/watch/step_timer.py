@@ -354,6 +354,8 @@ class StepTimer:
                 return
             self._thread = get_ident()
             self._reset(self._now())
+        if self._pause:  # an evaluation that adapts the model is no training
+            return
         if optimizer in self._optimizers:  # its last step raised an error
             del self._optimizers[self._optimizers.index(optimizer) :]
         if not self._optimizers:

@@ -297,6 +297,18 @@ def test_a_forward_may_train(script):
     assert stages_of(third) == {**PLAIN, "forward": 5.0}
 
 
+def test_an_optimizer_within_an_evaluation_takes_no_training_step(script):
+    script.begin()
+    script.timer.begin_pause("evaluate")
+    script.idle(1.0)
+    script.optimize(2.0)
+    script.timer.end_pause()
+    script.step()
+    (_, second), _ = script.finish()
+    assert [(name, end_s - start_s) for name, start_s, end_s in second.pauses] == [("evaluate", 3.0)]
+    assert stages_of(second) == PLAIN
+
+
 def test_the_first_thread_that_trains_is_timed(script):
     thread = Thread(target=script.optimize)
     thread.start()
