@@ -7,6 +7,7 @@ from typing import Final
 from pydantic import Field, ValidationError
 
 from paceline.core.errors import RecipeError, suggest_similar
+from paceline.lab.predict.network import INTRA_NODE_LINKS
 from paceline.recipe.errors import explain
 from paceline.recipe.schema.base import Section
 from paceline.recipe.yaml import read_yaml_file
@@ -29,7 +30,7 @@ class Gpu(Section):
     gb_per_s: float = Field(gt=0)
     """Bandwidth of its memory."""
     memory_gb: float = Field(gt=0)
-    """Size of its memory, in units of 2^30 bytes."""
+    """Size of its memory that programs can use, in units of 2^30 bytes."""
     multiprocessors: int = Field(gt=0)
     """Number of streaming multiprocessors."""
     launch_us: float = Field(gt=0)
@@ -54,6 +55,8 @@ def read_gpu(name: str) -> Gpu:
         known = list_gpu_names()
         fix = suggest_similar(name, known) or f" (use one of {', '.join(known)}, or a .yaml file)"
         raise RecipeError(f"--gpu: {name!r} is unknown{fix}")
+    if not path.is_file():
+        raise RecipeError(f"--gpu: {path}: is not a file (copy one of {GPUS})")
     document = read_yaml_file(path)
     try:
         gpu = Gpu.model_validate(document.values)
@@ -62,4 +65,7 @@ def read_gpu(name: str) -> Gpu:
         raise RecipeError(f"{path}:{document.find_line(field)}: {field}: {message}") from None
     if "fp32" not in gpu.tflops or not all(rate > 0 for rate in gpu.tflops.values()):
         raise RecipeError(f"{path}: tflops: {gpu.tflops} has no rate for fp32, or one that is not above 0 (set both)")
+    if gpu.link not in INTRA_NODE_LINKS:
+        line = document.find_line("link")
+        raise RecipeError(f"{path}:{line}: link: {gpu.link!r} is unknown (use one of {', '.join(INTRA_NODE_LINKS)})")
     return gpu

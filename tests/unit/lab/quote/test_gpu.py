@@ -33,7 +33,11 @@ def test_an_unknown_gpu_suggests_another() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "place"),
-    [("gb_per_s: 900", "gb_per_s: -1", "own.yaml:5: gb_per_s"), ("fp32: 15.7", "fp32: 0", "own.yaml: tflops")],
+    [
+        ("gb_per_s: 900", "gb_per_s: -1", "own.yaml:5: gb_per_s"),
+        ("fp32: 15.7", "fp32: 0", "own.yaml: tflops"),
+        ("nvlink2", "nvlink9", "own.yaml:9: link"),
+    ],
 )
 def test_a_wrong_file_is_refused_at_its_line(tmp_path: Path, old: str, new: str, place: str) -> None:
     path = tmp_path / "own.yaml"
