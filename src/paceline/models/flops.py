@@ -65,6 +65,7 @@ _LOW_PRECISION: Final = frozenset(
     (
         *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "matmul", "__matmul__", "__rmatmul__", "bmm"),
         *("mm", "addmm", "baddbmm", "einsum", "prelu", "scaled_dot_product_attention"),
+        "multi_head_attention_forward",  # a function mode does not see the products in it
     )
 )
 _FULL_PRECISION: Final = frozenset(

@@ -196,6 +196,29 @@ def test_autocast_halves_products_and_keeps_norms_in_full() -> None:
     assert len(kernels(half, "copy")) > len(kernels(full, "copy"))
 
 
+class TorchAttention(nn.Module):
+    """Torch's own attention over rows of an image of 1 channel, 5 x 6 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = images.flatten(1, 2)
+        attended: Tensor = self.attention(tokens, tokens, tokens, need_weights=False)[0]
+        return attended.flatten(1)
+
+
+def test_autocast_halves_the_products_of_torchs_own_attention() -> None:
+    def product_bytes(autocast: torch.dtype | None) -> float:
+        step = count_kernels(TorchAttention(), 1, 5, 6, autocast=autocast)
+        products = [each for each in (*step.forward, *step.backward) if each.kind == "product"]
+        assert products
+        return sum(each.num_bytes for each in products)
+
+    assert product_bytes(None) == 2 * product_bytes(torch.float16)
+
+
 def test_fused_attention_moves_no_scores() -> None:
     fused = count_kernels(Tokens(), 2, 5, 6)
     apart = count_kernels(Tokens(), 2, 5, 6, fused_attention=False)
