@@ -826,7 +826,7 @@ class QuoteOptions:
         _network_option(
             metavar="NAME|FILE",
             help="Interconnect, as for predict-scaling.",
-            show_default="the GPU's own link, as within a node",
+            show_default="the GPU's own link, within a node",
         ),
     ] = None
     ranks_per_node: Annotated[

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
@@ -13,23 +13,31 @@ from paceline.cli.tables import print_table
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import RecipeError
 from paceline.core.units import duration, number, per_second, size
+from paceline.data.loaders.sampler import count_samples
 from paceline.data.sources.folds import build_run_datasets
-from paceline.lab.predict.network import build_network
+from paceline.lab.predict.network import INTRA_NODE_LINKS, NetworkModel, build_network
 from paceline.models.weights_recipe import with_weights_defaults
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import load
 from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
 
 if TYPE_CHECKING:
+    from paceline.lab.quote.gpu import Gpu
     from paceline.lab.quote.quote import Quote
 
 _CLASSES: Final = 1000
 _NOTES: Final = (
     "training steps alone: no evaluation, checkpoints, start-up or failures, and data that never waits",
-    "without torch.compile, whatever the recipe sets",
     "memory is an estimate that no measurement has confirmed",
 )
+_NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "model": ("checkpoint_activations", "lora", "unfreeze"),
+    "train": ("compile", "distill", "ema"),
+    "parallel": ("strategy", "compression", "bucket_mb", "sync_gradients"),
+}
+"""Fields of a recipe that change the time or the memory of a step, and that a quote does not consider."""
 
 
 def quote(options: QuoteOptions) -> int:
@@ -42,40 +50,76 @@ def quote(options: QuoteOptions) -> int:
     loaded = with_weights_defaults(load(*split_recipe_args(options.args)))
     require_consent(loaded, trust_code=options.trust_code)
     recipe = loaded.recipe
-    gpus = {name: read_gpu(name) for name in dict.fromkeys(word.strip() for word in options.gpu.split(","))}
+    words = [word.strip() for word in options.gpu.split(",")]
+    gpus = {name: read_gpu(name) for name in (word if "." in word else word.lower() for word in words)}
     ranks = parse_ranks(options.ranks, "--ranks")
     prices = read_prices(options.prices) if options.prices else None
     missing = next((name for name in gpus if prices and name not in prices.per_gpu_hour), None)
     if missing is not None:
         raise RecipeError(f"{options.prices}: per_gpu_hour has no {missing} (add it, or leave the GPU out)")
     train, val = _read_infos(recipe.data, options)
-    plans = [Plan.derive(recipe, each, train, val) for each in ranks]
+    num_samples = count_samples(recipe.data, train.num_images)
+    plans = [Plan.derive(recipe, each, train, val, num_samples) for each in ranks]
+    on_node = options.ranks_per_node or RANKS_PER_NODE
     constants = read_constants()["training"]
     counted = {}
     quotes: list[Quote] = []
     for name, gpu in gpus.items():
         number_format = find_number_format(recipe.train.precision, gpu)
-        network = build_network(options.network or gpu.link, ranks_per_node=options.ranks_per_node or RANKS_PER_NODE)
+        network = _find_network(options.network, gpu, on_node)
         price = prices.per_gpu_hour[name] if prices else None
         for plan in plans:
             if number_format not in counted:
                 counted[number_format] = count_step(recipe, plan, number_format)
-            on_node = options.ranks_per_node or (RANKS_PER_NODE if network.spans_nodes else plan.world_size)
+            if plan.world_size > on_node and not network.spans_nodes:
+                raise RecipeError(
+                    f"--ranks: {plan.world_size} ranks need several nodes of {on_node}, and {network.name} is within "
+                    "a node (add a network between nodes, such as --network ndr, or set --ranks-per-node)"
+                )
             each = quote_run(recipe, plan, counted[number_format], name, gpu, constants, network, on_node, price)
             quotes.append(each)
+    notes = [*_NOTES, *_list_notes(recipe, counted, max(ranks))]
     if options.as_json:
-        values = {"recipe": loaded.name, "recipe_hash": recipe.hash, "constants": constants.source, "notes": _NOTES}
+        values = {"recipe": loaded.name, "recipe_hash": recipe.hash, "constants": constants.source, "notes": notes}
         print(json.dumps({**values, "quotes": [asdict(each) for each in quotes]}, indent=2))
         return 0
     _print_quotes(quotes, prices.currency if prices else "")
-    for note in (*_NOTES, *((f"prices of {prices.date}",) if prices else ())):
+    for note in (*notes, *((f"prices of {prices.date}",) if prices else ())):
         print(f"note: {note}")
     return 0
+
+
+def _find_network(name: str | None, gpu: "Gpu", ranks_per_node: int) -> NetworkModel:
+    """Return the network of `--network`, with the GPU's own link within a node unless the name states one."""
+    name = name or gpu.link
+    if not ("+" in name or name in INTRA_NODE_LINKS or name.endswith(".json")):
+        name = f"{gpu.link}+{name}"
+    return build_network(name, ranks_per_node=ranks_per_node)
+
+
+def _list_notes(recipe: Recipe, number_formats: Iterable[str], max_ranks: int) -> list[str]:
+    """Return what holds for this recipe alone."""
+    ignored: list[str] = []
+    for name, fields in _NOT_COUNTED.items():
+        section = getattr(recipe, name)
+        defaults = type(section).model_fields
+        ignored += [f"{name}.{field}" for field in fields if getattr(section, field) != defaults[field].default]
+    notes = [f"not considered, though the recipe sets it: {', '.join(ignored)}"] if ignored else []
+    full = [each for each in number_formats if each in ("fp32", "tf32")]
+    if full:
+        notes.append(f"constants and intervals were fitted in fp16, and may not hold in {' and '.join(full)}")
+    if max_ranks > 1:
+        notes.append("intervals on several ranks add the network's bandwidth, and no measurement has confirmed them")
+    return notes
 
 
 def _read_infos(data: Data, options: QuoteOptions) -> tuple[DatasetInfo, DatasetInfo]:
     """Return what is known of the training and the validation images: of the data, or as the options say."""
     if options.images is None:
+        for name in ("classes", "image_size"):
+            if getattr(options, name) is not None:
+                option = f"--{name.replace('_', '-')}: {getattr(options, name)}"
+                raise RecipeError(f"{option} has no effect without --images (add that, or leave this out)")
         datasets = build_run_datasets(data, may_download=False)
         return datasets.train.info, datasets.val.info
     classes = options.classes or _CLASSES

@@ -67,11 +67,43 @@ def test_a_batch_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str])
         ({"args": [*ON_RANKS, "train.precision=fp64"]}, "train.precision: fp64"),
         ({"args": [*ON_RANKS, "train.precision=bf16"], "gpu": "v100"}, "train.precision: bf16"),
         ({"network": "nothing"}, "--network: 'nothing'"),
+        ({"ranks": "8,64"}, "--ranks: 64 ranks need several nodes of 8"),
+        ({"images": None}, "--classes: 10 has no effect without --images"),
+        ({"gpu": "missing.yaml"}, "--gpu: missing.yaml: is not a file"),
+        ({"prices": Path("missing.yaml")}, "--prices: missing.yaml: is not a file"),
+        ({"args": [*ON_RANKS, "train.accumulate=auto"]}, "train.accumulate: auto"),
     ],
 )
 def test_what_cannot_be_quoted_is_refused(changes: dict, place: str) -> None:
     with pytest.raises(RecipeError, match=place):
         quote(options(**changes))
+
+
+def test_a_network_between_nodes_keeps_the_gpus_own_link_within_them(capsys: pytest.CaptureFixture[str]) -> None:
+    def speed(gpu: str, network: str | None, ranks: str = "8") -> float:
+        (found,) = read_quotes(capsys, gpu=gpu, ranks=ranks, network=network)
+        return found["images_per_s"]["value"]
+
+    assert speed("4090", "ndr") == speed("4090", None) < speed("4090", "nvlink4")
+    assert speed("A100", "10gbe", "16") < speed("a100", "ndr", "16")
+
+
+def test_notes_say_what_is_not_considered(capsys: pytest.CaptureFixture[str]) -> None:
+    args = [*ON_RANKS, "train.precision=tf32", "parallel.compression=bf16", "model.checkpoint_activations=true"]
+    assert quote(options(args=args, gpu="a100", ranks="1,2")) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "model.checkpoint_activations, parallel.compression" in out
+    assert "may not hold in tf32" in out
+    assert "train.ema" not in out
+
+
+def test_intervals_are_wider_in_a_format_that_was_not_fitted(capsys: pytest.CaptureFixture[str]) -> None:
+    def width(precision: str) -> float:
+        args = [*ON_RANKS, f"train.precision={precision}"]
+        (found,) = read_quotes(capsys, args=args, gpu="3090", ranks="1")
+        return found["images_per_s"]["high"] / found["images_per_s"]["low"]
+
+    assert width("tf32") > width("amp")
 
 
 def test_a_price_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from paceline.recipe.errors import explain
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import Section
+from paceline.recipe.schema.optim import Adam, Sgd
 from paceline.recipe.yaml import read_yaml_file
 
 _HALF: Final[Mapping[str, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -45,6 +46,8 @@ class Prices(Section):
 
 def read_prices(path: Path) -> Prices:
     """Read a file of prices. Raise `RecipeError` if it is invalid."""
+    if not path.is_file():
+        raise RecipeError(f"--prices: {path}: is not a file (write one with date, currency and per_gpu_hour)")
     document = read_yaml_file(path)
     try:
         prices = Prices.model_validate(document.values)
@@ -130,21 +133,31 @@ def quote(
     number_format = find_number_format(recipe.train.precision, gpu)
     optimizer = "sgd" if recipe.optim.name in _STATE_BYTES else "adamw"
     num_micro_batches = plan.rank_batch // plan.micro_batch
-    update = build_step_table(StepKernels(step.params, step.tensors, (), (), 0.0), optimizer)
+    is_fused = isinstance(recipe.optim, Sgd | Adam) and recipe.optim.implementation in ("auto", "fused")
+    update = build_step_table(
+        StepKernels(step.params, step.tensors, (), (), 0.0), f"fused_{optimizer}" if is_fused else optimizer
+    )
     update_s = predict_time(update, 1, gpu, number_format, layout, constants).seconds
     passes = build_step_table(step, None)
     micro = predict_time(passes, plan.micro_batch, gpu, number_format, layout, constants)
     buckets = assume_buckets(_GRADIENT_BYTES * step.params, _BACKWARD_SHARE * micro.seconds)
-    exposed_s = compute_exposed_s(
-        buckets, lambda size: all_reduce_time_s(size, plan.world_size, ranks_per_node, network)
-    )
-    step_s = num_micro_batches * micro.seconds + update_s + exposed_s
+
+    def exposed_s(links: NetworkModel) -> float:
+        return compute_exposed_s(buckets, lambda size: all_reduce_time_s(size, plan.world_size, ranks_per_node, links))
+
+    alone_s = num_micro_batches * micro.seconds + update_s
     low, high = find_bounds(
-        constants, layout, num_micro_batches * micro.slow_s / step_s, is_fitted=gpu.name == _FITTED_GPU
+        constants,
+        layout,
+        num_micro_batches * micro.slow_s / alone_s,
+        is_fitted=gpu.name == _FITTED_GPU and number_format in _HALF,
     )
-    speed = plan.batch_size / step_s
     # A slower step is at the high end of its time and at the low end of its speed.
-    images_per_s = Interval(speed, speed * math.exp(-high), speed * math.exp(-low))
+    images_per_s = Interval(
+        plan.batch_size / (alone_s + exposed_s(network)),
+        plan.batch_size / (alone_s * math.exp(high) + exposed_s(network.with_bandwidth("low"))),
+        plan.batch_size / (alone_s * math.exp(low) + exposed_s(network.with_bandwidth("high"))),
+    )
     hours = _count_hours(plan, images_per_s)
     memory = estimate_memory(step, plan, optimizer, number_format)
     return Quote(

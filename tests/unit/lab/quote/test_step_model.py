@@ -86,6 +86,16 @@ def test_a_step_has_the_optimizer_and_a_faster_gpu_is_faster() -> None:
     assert whole(with_update, "h100") < whole(with_update, "a100") < whole(with_update, "t4")
 
 
+def test_a_fused_optimizer_takes_less() -> None:
+    step = StepKernels(10**6, 100, (), (), 0.0)
+    constants = read_constants()["training"]
+
+    def update_s(optimizer: str) -> float:
+        return predict_time(build_step_table(step, optimizer), 1, read_gpu("a100"), "fp16", "nhwc", constants).seconds
+
+    assert update_s("fused_sgd") < update_s("fused_adamw") < update_s("sgd") < update_s("adamw")
+
+
 def test_the_interval_is_wider_for_slow_kernels_and_on_another_gpu() -> None:
     constants = read_constants()["training"]
 
