@@ -74,6 +74,8 @@ NOISE = 0.12
 """Standard deviation of the logarithm of the error that is expected of one network."""
 SAME_NETWORK = 0.02
 """Relative difference in parameters up to which today's network of a name is the one of a table."""
+FITTED_GPUS = {"training": ("3090",), "inference": ("3090", "4090")}
+"""GPUs of the tables that the package's constants were fitted to."""
 GPU_SIGMA = 0.08
 """Assumed standard deviation of the logarithm of the error that another GPU adds."""
 
@@ -730,7 +732,7 @@ def judge_package(tables: Sequence[Published], counted: Mapping[str, Counted]) -
         constants = read_constants()[each.mode]
         samples = build_samples(each, counted)
         log_s, slope = predict(samples, from_constants(constants))
-        share, is_fitted = slow_share(slope), each.gpu == "3090" or each.mode == "inference"
+        share, is_fitted = slow_share(slope), each.gpu in FITTED_GPUS[each.mode]
         errors = constants.errors[each.layout]
         bounds = Bounds(errors.low, errors.high, errors.slow_spread)
         low, high = bounds.of(share, 0.0 if is_fitted else GPU_SIGMA)
