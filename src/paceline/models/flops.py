@@ -304,16 +304,23 @@ class _Autocast(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if self._dtype is not None and (name in _LOW_PRECISION or name in _FULL_PRECISION):
             dtype = self._dtype if name in _LOW_PRECISION else torch.float32
-            args, kwargs = tree_map(lambda leaf: _cast(leaf, dtype), (args, kwargs))
+            args, kwargs = _cast_tensors((args, kwargs), dtype)
         if name == "scaled_dot_product_attention" and self._has_fused_attention:
             return _run_fused_attention(*args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
-        return value.to(dtype)
-    return value
+def _cast_tensors(values: Any, dtype: torch.dtype) -> Any:
+    cast: dict[int, Tensor] = {}  # attention compares its arguments by identity, so the same one stays the same
+
+    def convert(leaf: Any) -> Any:
+        if not (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != dtype):
+            return leaf
+        if id(leaf) not in cast:
+            cast[id(leaf)] = leaf.to(dtype)
+        return cast[id(leaf)]
+
+    return tree_map(convert, values)
 
 
 def _run_fused_attention(

@@ -159,7 +159,8 @@ def quote(
         plan.batch_size / (alone_s * math.exp(low) + exposed_s(network.with_bandwidth("high"))),
     )
     hours = _count_hours(plan, images_per_s)
-    memory = estimate_memory(step, plan, optimizer, number_format)
+    has_buckets = plan.world_size > 1 and not recipe.parallel.bucket_view
+    memory = estimate_memory(step, plan, optimizer, number_format, has_buckets=has_buckets)
     return Quote(
         gpu=gpu_name,
         ranks=plan.world_size,
@@ -182,14 +183,14 @@ def _count_hours(plan: Plan, images_per_s: Interval) -> Interval:
     return Interval(images / images_per_s.value, images / images_per_s.high, images / images_per_s.low)
 
 
-def estimate_memory(step: StepKernels, plan: Plan, optimizer: str, number_format: str) -> float:
+def estimate_memory(step: StepKernels, plan: Plan, optimizer: str, number_format: str, *, has_buckets: bool) -> float:
     """Return the bytes that a GPU needs, with an error of perhaps a fifth: it was compared with no measurement.
 
-    Weights, gradients, optimizer, buckets of gradients on several ranks, weights in 16 bits, what backward needs of
-    forward, and the operands of the largest kernel of backward.
+    Weights, gradients, optimizer, buckets of gradients if these are no views into them, weights in 16 bits, what
+    backward needs of forward, and the operands of the largest kernel of backward.
     """
     per_param = 4 + _GRADIENT_BYTES + _STATE_BYTES.get(optimizer, 8)
-    per_param += _GRADIENT_BYTES if plan.world_size > 1 else 0
+    per_param += _GRADIENT_BYTES if has_buckets else 0
     per_param += 2 if number_format in _HALF else 0
     largest = max((kernel.num_bytes for kernel in step.backward), default=0.0)
     return per_param * step.params + plan.micro_batch * (step.saved_bytes + largest) + _CONTEXT_BYTES
