@@ -153,6 +153,6 @@ def _print_quotes(quotes: Sequence["Quote"], currency: str) -> None:
         )
         cost = each.cost
         rows.append(row if cost is None else (*row, number(cost.value), f"{number(cost.low)} to {number(cost.high)}"))
-    costs = (f"cost, {currency}", "90 %") if currency else ()
-    headings = ("GPU", "ranks", "batch per rank", "images/s", "90 %", "time", "90 %", "memory", *costs)
+    costs = (f"cost, {currency}", "cost, 90 %") if currency else ()
+    headings = ("GPU", "ranks", "batch per rank", "images/s", "images/s, 90 %", "time", "time, 90 %", "memory", *costs)
     print_table("Quote", headings, rows, num_names=2)
