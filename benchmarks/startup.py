@@ -6,7 +6,7 @@
   beat. One more run of each, untimed, says whether it imported torch.
 - **Training**: seconds from the start of `paceline train` on a small data set to its first line, and to its first step
   (`account.start_up_s`), on one and two ranks, against as many processes at once that import torch and torchvision.
-- **Files**: the same for a folder of `--files` JPEGs (hard links to one photograph, in class folders of 1,000), in a
+- **Files**: the same for a folder of `--files` JPEGs (hard links to one photograph per class folder), in a
   first run, which lists it, and in a second one, which checks the kept listing; against `os.scandir` on two threads and
   torchvision's `ImageFolder`. Give `--files 0` to leave it out.
 
@@ -129,15 +129,17 @@ def paceline(*arguments: str) -> list[str]:
 
 def link_files(root: Path, num_files: int) -> None:
     """Make a folder of JPEGs, of which every fifth is for validation."""
-    root.mkdir()
-    Image.effect_noise((64, 64), 40).convert("RGB").save(root / "photograph.jpg")
+    first: dict[Path, Path] = {}  # of each class folder; file systems limit the links to one file
     for number in range(num_files):
         split = "train" if number % 5 else "val"
-        path = root / split / f"{number // 5 // FILES_PER_CLASS:04}" / f"{number:07}.jpg"
-        if number % (5 * FILES_PER_CLASS) < 5:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        os.link(root / "photograph.jpg", path)
-    (root / "photograph.jpg").unlink()
+        folder = root / split / f"{number // 5 // FILES_PER_CLASS:04}"
+        path = folder / f"{number:07}.jpg"
+        if folder in first:
+            os.link(first[folder], path)
+        else:
+            folder.mkdir(parents=True)
+            Image.effect_noise((64, 64), 40).convert("RGB").save(path)
+            first[folder] = path
 
 
 def environ_of(source: Path, home: Path) -> dict[str, str]:

@@ -166,7 +166,9 @@ LOADERS: Final = {
     "DALI fused (jpeg)": "DALI on the CPU",
     "torchvision decode_jpeg uint8 (jpeg)": "torchvision decode_jpeg",
     "FFCV jpeg q90 (jpeg)": "FFCV, JPEG",
+    "paceline folder, native, epoch 1 (jpeg)": "paceline, image folder, first epoch",
     "FFCV max 500 raw (jpeg)": "FFCV, raw, at most 500 px",
+    "paceline folder, native, indexed (jpeg)": "paceline, image folder, later epochs",
     "paceline pack, native (jpeg)": "paceline pack",
     "FFCV raw (256)": "FFCV, raw, 256 px",
     "paceline pack, native (256)": "paceline pack, 256 px",
@@ -184,9 +186,9 @@ def loaders() -> str:
         112 + 36 * len(rows),
     )
     drawing.heading("Random-resized crops of photographs to 224 pixels,", "uint8; the line is the range of 3 rounds")
-    axis = Scale(0, 12_500, 16, WIDTH - 16)
+    axis = Scale(0, 15_000, 16, WIDTH - 16)
     bottom = 82 + 36 * len(rows)
-    _draw_grid(drawing, axis, [0, 4000, 8000, 12_000], 74, bottom, lambda value: f"{value:,.0f}")
+    _draw_grid(drawing, axis, [0, 5000, 10_000, 15_000], 74, bottom, lambda value: f"{value:,.0f}")
     for place, (label, rate) in enumerate(rows.items()):
         y = 92 + 36 * place
         drawing.text(16, y, label)
