@@ -11,7 +11,7 @@ from paceline.cli.options import QuoteOptions
 from paceline.cli.scale_predict import RANKS_PER_NODE, parse_ranks
 from paceline.cli.tables import print_table
 from paceline.core.dataset import DatasetInfo
-from paceline.core.errors import RecipeError
+from paceline.core.errors import DataError, RecipeError
 from paceline.core.units import duration, number, per_second, size
 from paceline.data.loaders.sampler import count_samples
 from paceline.data.sources.folds import build_run_datasets
@@ -50,8 +50,8 @@ def quote(options: QuoteOptions) -> int:
     loaded = with_weights_defaults(load(*split_recipe_args(options.args)))
     require_consent(loaded, trust_code=options.trust_code)
     recipe = loaded.recipe
-    words = [word.strip() for word in options.gpu.split(",")]
-    gpus = {name: read_gpu(name) for name in (word if "." in word else word.lower() for word in words)}
+    names = [name.strip() for name in options.gpu.split(",")]
+    gpus = {name: read_gpu(name) for name in (name if "." in name else name.lower() for name in names)}
     ranks = parse_ranks(options.ranks, "--ranks")
     prices = read_prices(options.prices) if options.prices else None
     missing = next((name for name in gpus if prices and name not in prices.per_gpu_hour), None)
@@ -120,7 +120,10 @@ def _read_infos(data: Data, options: QuoteOptions) -> tuple[DatasetInfo, Dataset
             if getattr(options, name) is not None:
                 option = f"--{name.replace('_', '-')}: {getattr(options, name)}"
                 raise RecipeError(f"{option} has no effect without --images (add that, or leave this out)")
-        datasets = build_run_datasets(data, may_download=False)
+        try:
+            datasets = build_run_datasets(data, may_download=False)
+        except (RecipeError, DataError) as error:
+            raise type(error)(f"{error}; or state --images of data that is not here") from None
         return datasets.train.info, datasets.val.info
     classes = options.classes or _CLASSES
     side = options.image_size or (data.auto_image_size if data.image_size == "auto" else data.image_size)

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cli.options import QuoteOptions
 from paceline.cli.quote import quote
-from paceline.core.errors import RecipeError
+from paceline.core.errors import DataError, RecipeError
 
 ARGS = ["synthetic", "model.name=resnet18_cifar", "train.epochs=2", "data.batch_size=auto", "train.precision=amp"]
 ON_RANKS = [*ARGS, "data.rank_batch_size=64"]
@@ -69,13 +69,17 @@ def test_a_batch_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str])
         ({"network": "nothing"}, "--network: 'nothing'"),
         ({"ranks": "8,64"}, "--ranks: 64 ranks need several nodes of 8"),
         ({"images": None}, "--classes: 10 has no effect without --images"),
+        (
+            {"args": ["imagenet-resnet50-16ep"], "images": None, "classes": None, "image_size": None},
+            "or state --images",
+        ),
         ({"gpu": "missing.yaml"}, "--gpu: missing.yaml: is not a file"),
         ({"prices": Path("missing.yaml")}, "--prices: missing.yaml: is not a file"),
         ({"args": [*ON_RANKS, "train.accumulate=auto"]}, "train.accumulate: auto"),
     ],
 )
 def test_what_cannot_be_quoted_is_refused(changes: dict, place: str) -> None:
-    with pytest.raises(RecipeError, match=place):
+    with pytest.raises((RecipeError, DataError), match=place):
         quote(options(**changes))
 
 
