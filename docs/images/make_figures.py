@@ -188,7 +188,7 @@ def loaders() -> str:
     drawing.heading("Random-resized crops of photographs to 224 pixels,", "uint8; the line is the range of 3 rounds")
     axis = Scale(0, 15_000, 16, WIDTH - 16)
     bottom = 82 + 36 * len(rows)
-    _draw_grid(drawing, axis, [0, 5000, 10_000, 15_000], 74, bottom, lambda value: f"{value:,.0f}")
+    _draw_grid(drawing, axis, [0, 4000, 8000, 12_000], 74, bottom, lambda value: f"{value:,.0f}")
     for place, (label, rate) in enumerate(rows.items()):
         y = 92 + 36 * place
         drawing.text(16, y, label)
