@@ -2,7 +2,7 @@
 
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -10,10 +10,11 @@ from paceline.core.errors import RecipeError, suggest_similar
 from paceline.lab.predict.network import INTRA_NODE_LINKS
 from paceline.recipe.errors import explain
 from paceline.recipe.schema.base import Section
-from paceline.recipe.yaml import read_yaml_file
+from paceline.recipe.yaml import YamlDocument, read_yaml_file
 
 GPUS: Final = Path(str(resources.files("paceline.lab") / "quote" / "gpus"))
 _SUFFIXES: Final = (".yaml", ".yml")
+T = TypeVar("T", bound=Section)
 
 
 class Gpu(Section):
@@ -48,6 +49,16 @@ def list_gpu_names() -> list[str]:
     return sorted(path.stem for path in GPUS.glob("*.yaml"))
 
 
+def read_checked(path: Path, model: type[T]) -> tuple[T, YamlDocument]:
+    """Read a YAML file as `model`. Raise `RecipeError` with the line of a wrong value."""
+    document = read_yaml_file(path)
+    try:
+        return model.model_validate(document.values), document
+    except ValidationError as error:
+        field, message = explain(error, document.values, model)
+        raise RecipeError(f"{path}:{document.find_line(field)}: {field}: {message}") from None
+
+
 def read_gpu(name: str) -> Gpu:
     """Return the GPU of that name, or of a YAML file. Raise `RecipeError` if there is none, or it is invalid."""
     path = Path(name) if name.endswith(_SUFFIXES) else GPUS / f"{name.lower()}.yaml"
@@ -57,12 +68,7 @@ def read_gpu(name: str) -> Gpu:
         raise RecipeError(f"--gpu: {name!r} is unknown{fix}")
     if not path.is_file():
         raise RecipeError(f"--gpu: {path}: is not a file (copy one of {GPUS})")
-    document = read_yaml_file(path)
-    try:
-        gpu = Gpu.model_validate(document.values)
-    except ValidationError as error:
-        field, message = explain(error, document.values, Gpu)
-        raise RecipeError(f"{path}:{document.find_line(field)}: {field}: {message}") from None
+    gpu, document = read_checked(path, Gpu)
     if "fp32" not in gpu.tflops or not all(rate > 0 for rate in gpu.tflops.values()):
         raise RecipeError(f"{path}: tflops: {gpu.tflops} has no rate for fp32, or one that is not above 0 (set both)")
     if gpu.link not in INTRA_NODE_LINKS:

@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from pydantic import ValidationError
 
 from paceline.core.errors import RecipeError
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
-from paceline.lab.quote.gpu import Gpu
+from paceline.lab.quote.gpu import Gpu, read_checked
 from paceline.lab.quote.step_model import Constants, Layout, build_step_table, find_bounds, predict_time
 from paceline.models.build import build_model
 from paceline.models.flops import StepKernels, count_kernels
-from paceline.recipe.errors import explain
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.optim import Adam, Sgd
-from paceline.recipe.yaml import read_yaml_file
 
 _HALF: Final[Mapping[str, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _GRADIENT_BYTES: Final = 4
@@ -48,12 +45,7 @@ def read_prices(path: Path) -> Prices:
     """Read a file of prices. Raise `RecipeError` if it is invalid."""
     if not path.is_file():
         raise RecipeError(f"--prices: {path}: is not a file (write one with date, currency and per_gpu_hour)")
-    document = read_yaml_file(path)
-    try:
-        prices = Prices.model_validate(document.values)
-    except ValidationError as error:
-        field, message = explain(error, document.values, Prices)
-        raise RecipeError(f"{path}:{document.find_line(field)}: {field}: {message}") from None
+    prices, _ = read_checked(path, Prices)
     wrong = next((name for name, price in prices.per_gpu_hour.items() if price < 0), None)
     if wrong is not None:
         raise RecipeError(f"{path}: per_gpu_hour.{wrong}: {prices.per_gpu_hour[wrong]:g} is below 0 (set a price)")
