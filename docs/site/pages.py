@@ -57,6 +57,11 @@ _SEARCH_BOOSTS = {
     "reference/python": 0.5,
 }
 """How much a hit of the search counts on a page, by the page's folder or first folder."""
+_UNSEARCHED_SECTIONS = {"reference/models.md": "table"}
+"""Sections without hits, by page and anchor.
+
+From names that differ in digits, lunr's index makes words that no page has, and then fails for all that begin so.
+"""
 _SHORT = 24
 """Letters of code that fit into a line of a phone, and are kept in one line."""
 
@@ -113,7 +118,12 @@ def _search_settings(uri: str) -> dict[str, Any]:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
-    """Keep short code in one line; let a long name break, where there is little room, behind `_`, `.`, `/` and `:`."""
+    """Keep short code in one line; let a long name break, where there is little room, behind `_`, `.`, `/` and `:`.
+
+    Leave sections with nothing to find out of the search.
+    """
+    anchor = f'id="{_UNSEARCHED_SECTIONS.get(page.file.src_uri)}"'
+    html = html.replace(anchor, f"{anchor} data-search-exclude", 1)
 
     def laid_out(found: re.Match[str]) -> str:
         if found["name"]:
