@@ -72,7 +72,7 @@ def main() -> None:
             print(f"epoch {epoch + 1}/{EPOCHS}: {seconds:.2f} s, test accuracy {accuracy:.1%}", flush=True)
     if rank == 0:
         torch.save(model.module.state_dict(), "minimal_ddp.pt")
-    dist.barrier()  # wait for rank 0; a process that exits while gloo still frees a tensor can abort
+    dist.barrier()  # wait for rank 0
     dist.destroy_process_group()
 
 

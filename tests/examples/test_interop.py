@@ -107,6 +107,7 @@ JOINED = (
     + """
 import json
 import sys
+import time
 
 import torch.distributed as dist
 
@@ -117,6 +118,7 @@ with loaders(*json.loads(sys.argv[1]), device="cpu") as (train, val):
     record = {"train": [digest(batch) for batch in train], "val": [digest(batch) for batch in val]}
 print(json.dumps(record))
 dist.destroy_process_group()
+time.sleep(0.5)  # gloo's threads outlive the group, and must not free a tensor while the interpreter ends
 """
 )
 UNCLOSED = """

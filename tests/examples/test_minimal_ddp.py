@@ -13,6 +13,8 @@ from torch.utils.data import DistributedSampler
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_ddp.py"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+# One of gloo's threads freed a tensor while the interpreter ended: https://github.com/pytorch/pytorch/issues/190489
+ABORTED = "terminate called without an active exception"
 IN_ORDER = """
 import numpy as np
 from sklearn.datasets import load_digits
@@ -61,8 +63,11 @@ def test_plain_pytorch_and_paceline_train_the_same_weights(
     example, forking, paceline, tmp_path: Path, ranks: int
 ) -> None:
     args = [str(EXAMPLE)] if ranks == 1 else [*TORCHRUN, str(EXAMPLE)]
-    process = forking.start(args, tmp_path, {**os.environ, **NO_GPU})
-    out, err = process.communicate()
+    for _ in range(2):
+        process = forking.start(args, tmp_path, {**os.environ, **NO_GPU})
+        out, err = process.communicate()
+        if ABORTED not in err:
+            break
     assert process.returncode == 0, err
     lines = out.splitlines()
     assert len(lines) == example.EPOCHS and lines[-1].startswith(f"epoch {example.EPOCHS}/{example.EPOCHS}: ")
