@@ -4,7 +4,9 @@ The command gets a session of its own: Ctrl-C reaches it through this process on
 """
 
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,14 +15,14 @@ from dataclasses import dataclass
 from itertools import islice
 from math import fsum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.files import make_folder
 from paceline.core.process import PROC, descendants, die_with_parent_command, read_text_or_empty
 from paceline.core.stages import EPOCH_BOUNDARY
 from paceline.core.units import count, duration
 from paceline.core.watch_result import RECORDS, WatchResult
-from paceline.watch.launch import WATCH_LOSSES, find_program, observed_environ
+from paceline.watch.launch import WATCH_LOSSES, WATCH_PATCHES, find_program, observed_environ
 from paceline.watch.records import ProcessRecords, RecordReader
 from paceline.watch.summary import choose_ranks, measured_steps, summarize
 
@@ -29,8 +31,10 @@ OUTPUT: Final = "output.log"
 _POLL_S: Final = 0.1
 _GRACE_S: Final = 10.0
 """Seconds from SIGTERM to SIGKILL: a script may write a checkpoint, and torchrun ends its ranks."""
-_TAIL_BYTES: Final = 4096
-_TAIL_LINES: Final = 12
+_TAIL_BYTES: Final = 64 << 10
+_MAX_REASON: Final = 300
+_ERROR: Final = re.compile(r"\b(?!ChildFailed)[A-Z]\w*(?:Error|Exception): |\berror: ")
+"""Errors of Python and of command lines; torchrun's own says nothing of the cause."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class MeasuredRun:
 
     `step_seconds` are those of rank 0 after the warm-up, without pauses; `span_s` is their mean with the pauses in
     which epochs begin. `losses` are those of rank 0 by step from 1, those of the warm-up too. `exit_code` is None if
-    the command was ended because it had taken enough steps. `failure` says why it has too few, "" if it has enough.
+    the command was ended because it had taken enough steps. `failure` says in a line why it has too few, "" if it has
+    enough. `unapplied` says why patches found no place in the script, by name.
     """
 
     result: WatchResult
@@ -48,21 +53,30 @@ class MeasuredRun:
     losses: Mapping[int, float]
     exit_code: int | None
     failure: str
+    unapplied: Mapping[str, str]
 
 
 def run_measured(
-    command: Sequence[str], environ: Mapping[str, str], folder: Path, *, warmup: int, steps: int, timeout_s: float
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path,
+    *,
+    warmup: int,
+    steps: int,
+    timeout_s: float,
+    patches: Mapping[str, Any] | None = None,
 ) -> MeasuredRun:
     """Run `command` until each rank has taken `warmup` and `steps` optimizer steps, then end it and its processes.
 
-    `environ` are all its variables. Its records and its output are written to `folder`. The command may end before by
-    itself. Raise `PacelineError` if its program is missing or the folder cannot be written.
+    `environ` are all its variables, and `patches` the values of `ScriptPatches`. Its records and its output are written
+    to `folder`. The command may end before by itself. Raise `PacelineError` if its program is missing, and `OSError` if
+    the folder cannot be written.
     """
     program = [find_program(command, environ), *command[1:]]
     records = folder / RECORDS
     make_folder(records, parents=True)
     reader = RecordReader(records)
-    observed = {**observed_environ(environ, records), WATCH_LOSSES: "1"}
+    observed = {**observed_environ(environ, records), WATCH_LOSSES: "1", WATCH_PATCHES: json.dumps(patches or {})}
     with (folder / OUTPUT).open("wb") as output:
         process = subprocess.Popen(
             die_with_parent_command(program, signal.SIGTERM),
@@ -91,6 +105,7 @@ def run_measured(
         losses=ranks[0].losses if ranks else {},
         exit_code=code,
         failure=failure,
+        unapplied={name: why for name, why in (ranks[0].patches if ranks else {}).items() if why},
     )
 
 
@@ -162,16 +177,18 @@ def _explain_failure(
 ) -> str:
     taken = min((each.num_steps for each in ranks), default=0)
     steps = f"took {count(taken, 'step')} of {needed:,}" if taken else "took no step of a PyTorch optimizer"
-    tail = _read_tail(output)
-    if timeout_s is not None:
-        return f"{steps} in {duration(timeout_s)}" + (f"\n{tail}" if tail else "")
-    if code:
-        return f"{steps} and ended with exit code {code}" + (f"\n{tail}" if tail else "")
-    return f"{steps} and ended" + (f"\n{tail}" if tail and not taken else "")
+    if timeout_s is None:
+        steps += " and ended" + (f" with exit code {code}" if code else "")
+    else:
+        steps += f" in {duration(timeout_s)}"
+    reason = "" if taken and not code else _read_reason(output)
+    return f"{steps}: {reason}" if reason else steps
 
 
-def _read_tail(path: Path) -> str:
+def _read_reason(path: Path) -> str:
+    """Return the last line that names an error, else the last line."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        text = file.read().decode(errors="replace")
-    return "\n".join(line.rstrip() for line in text.splitlines()[-_TAIL_LINES:]).strip()
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line)]
+    return [*lines[-1:], *errors[-1:]][-1][:_MAX_REASON] if lines else ""

@@ -79,9 +79,18 @@ def test_all_ranks_must_take_the_steps(tmp_path):
 def test_a_command_that_ends_early_says_how_and_what_it_printed(tmp_path):
     run = measure(tmp_path, "write_records(0, 1, 3)\nraise SystemExit('no such folder: /data')")
     assert run.exit_code == 1
-    assert run.failure.splitlines() == ["took 3 steps of 6 and ended with exit code 1", "no such folder: /data"]
+    assert run.failure == "took 3 steps of 6 and ended with exit code 1: no such folder: /data"
     ended = measure(tmp_path / "ended", "print('nothing to train')")
-    assert ended.failure.splitlines() == ["took no step of a PyTorch optimizer and ended", "nothing to train"]
+    assert ended.failure == "took no step of a PyTorch optimizer and ended: nothing to train"
+
+
+def test_the_error_of_a_rank_is_named_and_not_that_of_its_launcher(tmp_path):
+    script = """
+for line in "[rank1]: ValueError: no images", "Root Cause:", "torch.ChildFailedError: ", "=" * 60:
+    print(line)
+raise SystemExit(1)
+"""
+    assert measure(tmp_path, script).failure.endswith("exit code 1: [rank1]: ValueError: no images")
 
 
 def test_a_command_that_has_ended_by_itself_with_enough_steps_counts(tmp_path):
