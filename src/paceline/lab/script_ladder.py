@@ -15,7 +15,7 @@ from paceline.lab.ab_test import assess_parity, format_speedup, is_disqualifying
 from paceline.lab.repeat import alternate_order
 from paceline.lab.script_ladder_file import ScriptRung, describe_rung
 from paceline.lab.script_settings import ScriptSettings
-from paceline.watch.measured_run import MeasuredRun
+from paceline.watch.measured_run import OUTPUT, MeasuredRun
 
 BASE: Final = "as given"
 _BASE_REASON: Final = "the command as it is, the baseline of all others"
@@ -83,11 +83,12 @@ class ScriptLadderRunner:
 
     def run(self) -> ScriptOutcome:
         """Measure all rungs. Raise `PacelineError` if the command as it is fails."""
-        runs = [self._run(BASE, self._names(1)[turn], self.settings) for turn in range(self.repeats)]
-        for each in runs:
-            if each.failure:
-                fix = f"set --steps lower, or train longer; its output is in {self.folder / self._names(1)[0]}"
-                raise PacelineError(f"the command {each.failure} ({fix})")
+        runs = []
+        for name in self._names(1):
+            runs.append(self._run(BASE, name, self.settings))
+            if runs[-1].failure:  # nothing can be compared
+                fix = f"see {self.folder / name / OUTPUT}; a script that ends early needs fewer --steps"
+                raise PacelineError(f"the command {runs[-1].failure} ({fix})")
         self._note = _find_irreproducibility(runs)
         if self._note:
             self.report(self._note)
@@ -110,21 +111,27 @@ class ScriptLadderRunner:
             return below, result("left_out", why)
         settings = self._resolve_workers(below.settings.add(rung), first)
         names = self._names(number)
+        unapplied: Mapping[str, str] = {}
         pairs: list[tuple[MeasuredRun, MeasuredRun]] = []
         for turn in range(1, self.repeats + 1):
             runs: dict[bool, MeasuredRun] = {}
-            for is_candidate in alternate_order((False, True), turn):
+            for is_candidate in alternate_order((True, False), turn):  # a rung that does not fit ends at once
                 name, each = (rung.name, settings) if is_candidate else (below.name, below.settings)
                 run = self._run(name, names[2 * turn - 1 - (not is_candidate)], each)
-                unapplied = [reason for patch, reason in run.unapplied.items() if patch in rung.patch.values]
-                if is_candidate and unapplied:
-                    return below, result("left_out", f"not applied: {unapplied[0]}")
+                if is_candidate:
+                    unapplied = _list_unapplied(rung, run)
+                    if len(unapplied) == rung.num_changes:
+                        return below, result("left_out", f"not applied: {'; '.join(dict.fromkeys(unapplied.values()))}")
                 if run.failure:
                     return below, result("failed", run.failure if is_candidate else f"{below.name}: {run.failure}")
                 runs[is_candidate] = run
             pairs.append((runs[True], runs[False]))
         ratio = ratio_interval([below_run.span_s for _, below_run in pairs], [run.span_s for run, _ in pairs])
         is_kept, why, parity = self._decide(rung, ratio, pairs)
+        if unapplied:
+            why += "".join(f"; {name} was not applied: {reason}" for name, reason in unapplied.items())
+            applied = {name: value for name, value in settings.patches.items() if name not in unapplied}
+            settings = replace(settings, patches=applied)
         above = replace(below, name=rung.name, settings=settings, ratios=(*below.ratios, ratio)) if is_kept else below
         return above, result(
             "kept" if is_kept else "dropped",
@@ -194,6 +201,11 @@ class ScriptLadderRunner:
 
 def _describe(name: str, explains: str, patch: tuple[str, ...], status: Any, why: str, **fields: Any) -> RungResult:
     return RungResult(name=name, explains=explains, patch=patch, status=status, why=why, **fields)
+
+
+def _list_unapplied(rung: ScriptRung, run: MeasuredRun) -> dict[str, str]:
+    """Return the patches of a rung that found no place in the script, and why."""
+    return {name: reason for name, reason in run.unapplied.items() if name in rung.patch.values}
 
 
 def _compare_losses(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]) -> tuple[ParityResult | None, str]:

@@ -74,9 +74,14 @@ class ScriptRung(BaseRung):
     patch: ScriptPatch = ScriptPatch()
     """Changes inside the script's processes."""
 
+    @property
+    def num_changes(self) -> int:
+        """Number of arguments, variables and patches."""
+        return len(self.args) + len(self.env) + len(self.patch.values)
+
     @model_validator(mode="after")
     def _check_changes(self) -> Self:
-        if not (self.args or self.env or self.patch.values):
+        if not self.num_changes:
             raise ValueError("changes nothing (set args, env or patch)")
         return self
 
@@ -120,15 +125,15 @@ def format_value(value: Value) -> str:
 
 
 def describe_rung(rung: ScriptRung) -> tuple[str, ...]:
-    """Return what a rung changes, one word per change."""
-    words = [_describe_argument(name, value) for name, value in rung.args.items()]
-    words += [f"{name}={value}" if value is not None else f"unset {name}" for name, value in rung.env.items()]
-    return (*words, *(f"{name}={format_value(value)}" for name, value in rung.patch.values.items()))
+    """Return what a rung changes: arguments and variables as in a command, those that it removes as in its file."""
+    args = [each for name, value in rung.args.items() for each in _describe_argument(name, value)]
+    env = [f"{name}={'null' if value is None else value}" for name, value in rung.env.items()]
+    return (*args, *env, *(f"{name}={format_value(value)}" for name, value in rung.patch.values.items()))
 
 
-def _describe_argument(name: str, value: Value) -> str:
-    if not name.startswith("-"):
-        return f"without {name}" if value is None else f"{name}={format_value(value)}"
-    if value is None or value is False:
-        return f"without {name}"
-    return name if value is True else f"{name} {value}"
+def _describe_argument(name: str, value: Value) -> tuple[str, ...]:
+    if value is True and name.startswith("-"):
+        return (name,)
+    if value is None or isinstance(value, bool) or not name.startswith("-"):
+        return (f"{name}={'null' if value is None else format_value(value)}",)
+    return name, str(value)

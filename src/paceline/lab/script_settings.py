@@ -54,8 +54,8 @@ class ScriptSettings:
     def command_line(self) -> str:
         """Return the command with its variables, to be pasted into a shell."""
         unset = [word for name, value in self.environ.items() if value is None for word in ("-u", name)]
-        words = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items() if value is not None]
-        return " ".join([*(["env", *unset] if unset else []), *words, shlex.join(self.command)])
+        arguments = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items() if value is not None]
+        return " ".join([*(["env", *unset] if unset else []), *arguments, shlex.join(self.command)])
 
     def code_lines(self, device: str) -> tuple[str, ...]:
         """Return a line of code for each place of the script to which patches belong; `device` is cuda or cpu."""
@@ -84,15 +84,15 @@ def set_argument(command: Sequence[str], name: str, value: Value) -> tuple[str, 
     True adds a flag, False removes one, and None removes an option with its value. New arguments come last.
     """
     start = _find_arguments(command)
-    head, words = list(command[:start]), list(command[start:])
-    kept, position = _remove(words, name, has_value=not isinstance(value, bool))
+    head, arguments = list(command[:start]), list(command[start:])
+    kept, position = _remove(arguments, name, has_value=not isinstance(value, bool))
     if value is None or (value is False and name.startswith("-")):
         return (*head, *kept)
     if not name.startswith("-"):
         added = [f"{name}={format_value(value)}"]
     elif value is True:
         added = [name]
-    elif position is not None and words[position].startswith(f"{name}="):
+    elif position is not None and arguments[position].startswith(f"{name}="):
         added = [f"{name}={value}"]
     else:
         added = [name, str(value)]
@@ -100,12 +100,12 @@ def set_argument(command: Sequence[str], name: str, value: Value) -> tuple[str, 
     return (*head, *kept[:place], *added, *kept[place:])
 
 
-def _remove(words: Sequence[str], name: str, *, has_value: bool) -> tuple[list[str], int | None]:
-    """Return the words without an argument, which may be there several times, and the place of the first."""
+def _remove(arguments: Sequence[str], name: str, *, has_value: bool) -> tuple[list[str], int | None]:
+    """Return the arguments without an argument, which may be there several times, and the place of the first."""
     kept: list[str] = []
     position = None
     skips_next = False
-    for word in words:
+    for word in arguments:
         if skips_next:
             skips_next = False
             continue

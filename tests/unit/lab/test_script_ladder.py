@@ -75,7 +75,7 @@ def test_rungs_are_judged_by_speed_and_losses(tmp_path):
     assert by_name["same"].below == "workers"
     assert outcome.settings.patches == {"workers": 6}  # of six cores for one rank
     # The order alternates, and each rung is compared with the last one kept.
-    assert script.order[3:9] == ["02-below-1", "02-1", "02-2", "02-below-2", "02-below-3", "02-3"]
+    assert script.order[3:9] == ["02-1", "02-below-1", "02-below-2", "02-2", "02-3", "02-below-3"]
 
 
 def test_a_free_rung_may_train_differently(tmp_path):
