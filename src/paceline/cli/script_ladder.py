@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from paceline.cli.experiment import Session, refuse_launcher, run_experiment
+from paceline.cli.experiment import Session, refuse_launcher, run_experiment, with_steps_time
 from paceline.cli.options import LadderOptions
 from paceline.cli.tables import print_rows
 from paceline.cli.watch import name_script
@@ -23,7 +23,7 @@ from paceline.lab.script_ladder_file import ScriptLadder, describe_rung, load_sc
 from paceline.lab.script_settings import ScriptSettings
 from paceline.parallel.environ import count_gpus
 from paceline.watch.launch import find_program
-from paceline.watch.measured_run import MeasuredRun, run_measured
+from paceline.watch.measured_run import MeasuredRun, read_measured, run_measured
 
 _TIMEOUT_S: Final = 1800.0
 """Time limit of a run, in seconds: settings that hang or compile for longer are not fast."""
@@ -43,13 +43,14 @@ def script_ladder(options: LadderOptions, name: str) -> int:
     changes = {"steps": options.steps, "repeats": options.repeats}
     ladder = ladder.model_copy(update={key: value for key, value in changes.items() if value is not None})
     script = name_script(options.args)
+    host = ScriptHost(gpus=count_gpus(os.environ), cores=usable_cores())
     key = {
         "verb": "ladder --script",
         "ladder": ladder.model_dump(mode="json"),
         "command": list(options.args),
         "files": _digest_files(options.args),
         "folder": str(Path.cwd()),
-        "host": socket.gethostname(),
+        "host": [socket.gethostname(), host.gpus, host.cores],
     }
     total = ladder.repeats * (2 * len(ladder.rungs) + 1)
 
@@ -59,7 +60,10 @@ def script_ladder(options: LadderOptions, name: str) -> int:
         folder = session.folder.path
 
         def run_script(settings: ScriptSettings, folder: Path) -> MeasuredRun:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was interrupted
+            known = read_measured(settings.command, folder, warmup=ladder.warmup_steps, steps=ladder.steps)
+            if known is not None:  # of an interrupted ladder with the same rungs
+                return known
+            shutil.rmtree(folder, ignore_errors=True)
             return run_measured(
                 settings.command,
                 settings.apply_environ(os.environ),
@@ -70,7 +74,6 @@ def script_ladder(options: LadderOptions, name: str) -> int:
                 patches=settings.patches,
             )
 
-        host = ScriptHost(gpus=count_gpus(os.environ), cores=usable_cores())
         settings = ScriptSettings(tuple(options.args))
         runner = ScriptLadderRunner(
             ladder.rungs, settings, run_script, folder, host, ladder.repeats, session.print_line
@@ -114,7 +117,7 @@ def _build_result(
         warmup_steps=ladder.warmup_steps,
         repeats=ladder.repeats,
         batch_size=0,
-        rungs=outcome.rungs,
+        rungs=tuple(with_steps_time(rung, ladder.steps) for rung in outcome.rungs),
         best=outcome.best,
         best_patch=(),
         wall_s=outcome.wall_s,

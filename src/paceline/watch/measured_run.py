@@ -11,14 +11,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import fsum
 from pathlib import Path
 from typing import Any, Final
 
 from paceline.core.files import make_folder
+from paceline.core.json_file import read_json
 from paceline.core.process import PROC, descendants, die_with_parent_command, read_text_or_empty
+from paceline.core.run_dir import write_atomic
 from paceline.core.stages import EPOCH_BOUNDARY
 from paceline.core.units import count, duration
 from paceline.core.watch_result import RECORDS, WatchResult
@@ -28,6 +30,7 @@ from paceline.watch.summary import choose_ranks, measured_steps, summarize
 
 OUTPUT: Final = "output.log"
 """File of the folder with what the command prints, on both of its outputs."""
+_ENDED: Final = "ended.json"
 _POLL_S: Final = 0.1
 _GRACE_S: Final = 10.0
 """Seconds from SIGTERM to SIGKILL: a script may write a checkpoint, and torchrun ends its ranks."""
@@ -90,21 +93,34 @@ def run_measured(
             code, is_late = _wait(process, reader, warmup + steps, timeout_s)
         finally:
             end_process_tree(process)
+    run = _read_run(command, reader, code, warmup, steps)
+    if _have_taken(reader.processes(), warmup + steps):
+        write_atomic(folder / _ENDED, json.dumps({"exit_code": code}) + "\n")
+        return run
+    return replace(run, failure=_explain_failure(reader, code, warmup + steps, timeout_s if is_late else None, folder))
+
+
+def read_measured(command: Sequence[str], folder: Path, *, warmup: int, steps: int) -> MeasuredRun | None:
+    """Return the run that `run_measured` wrote to `folder` with the same arguments; None if it has not ended well."""
+    try:
+        code = read_json(folder / _ENDED)["exit_code"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return _read_run(command, RecordReader(folder / RECORDS), code, warmup, steps)
+
+
+def _read_run(command: Sequence[str], reader: RecordReader, code: int | None, warmup: int, steps: int) -> MeasuredRun:
     reader.update()
     processes = reader.processes()
-    result = summarize(processes, command, code or 0, warmup, reader.stray_notes())
     ranks, _ = choose_ranks(processes)
     measured = tuple(islice(measured_steps(ranks[0], warmup), steps)) if ranks else ()
-    failure = ""
-    if not _have_taken(processes, warmup + steps):
-        failure = _explain_failure(ranks, code, warmup + steps, timeout_s if is_late else None, folder / OUTPUT)
     return MeasuredRun(
-        result=result,
+        result=summarize(processes, command, code or 0, warmup, reader.stray_notes()),
         step_seconds=tuple(each.step_s for each in measured),
         span_s=_mean_span_s(ranks[0], measured[0].n, measured[-1].n) if measured else 0.0,
         losses=ranks[0].losses if ranks else {},
         exit_code=code,
-        failure=failure,
+        failure="",
         unapplied={name: why for name, why in (ranks[0].patches if ranks else {}).items() if why},
     )
 
@@ -120,6 +136,8 @@ def _wait(
             return (code if code >= 0 else 128 - code), False
         reader.update()
         if _have_taken(reader.processes(), needed):
+            return None, False
+        if _find_error(reader):  # no more steps will be seen
             return None, False
         if time.monotonic() > limit_s:
             return None, True
@@ -172,16 +190,23 @@ def _mean_span_s(records: ProcessRecords, first: int, last: int) -> float:
     return max(0.0, end_s - start_s - paused_s) / (last - first + 1)
 
 
-def _explain_failure(
-    ranks: Sequence[ProcessRecords], code: int | None, needed: int, timeout_s: float | None, output: Path
-) -> str:
+def _find_error(reader: RecordReader) -> str:
+    """Return the note of an observer that has failed, "" if there is none."""
+    notes = [*reader.stray_notes(), *(text for each in reader.processes() for text in each.notes)]
+    return next((text for text in notes if text.startswith("the observer ")), "")
+
+
+def _explain_failure(reader: RecordReader, code: int | None, needed: int, timeout_s: float | None, folder: Path) -> str:
+    ranks, _ = choose_ranks(reader.processes())
     taken = min((each.num_steps for each in ranks), default=0)
     steps = f"took {count(taken, 'step')} of {needed:,}" if taken else "took no step of a PyTorch optimizer"
+    if error := _find_error(reader):
+        return f"{steps}: {error}"
     if timeout_s is None:
         steps += " and ended" + (f" with exit code {code}" if code else "")
     else:
         steps += f" in {duration(timeout_s)}"
-    reason = "" if taken and not code else _read_reason(output)
+    reason = "" if taken and not code else _read_reason(folder / OUTPUT)
     return f"{steps}: {reason}" if reason else steps
 
 
