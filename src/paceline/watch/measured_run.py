@@ -17,7 +17,7 @@ from math import fsum
 from pathlib import Path
 from typing import Any, Final
 
-from paceline.core.files import make_folder
+from paceline.core.files import make_folder, open_to_read, open_to_write
 from paceline.core.json_file import read_json
 from paceline.core.process import PROC, descendants, die_with_parent_command, read_text_or_empty
 from paceline.core.run_dir import write_atomic
@@ -80,7 +80,7 @@ def run_measured(
     make_folder(records, parents=True)
     reader = RecordReader(records)
     observed = {**observed_environ(environ, records), WATCH_LOSSES: "1", WATCH_PATCHES: json.dumps(patches or {})}
-    with (folder / OUTPUT).open("wb") as output:
+    with open_to_write(folder / OUTPUT, "wb") as output:
         process = subprocess.Popen(
             die_with_parent_command(program, signal.SIGTERM),
             env=observed,
@@ -212,7 +212,7 @@ def _explain_failure(reader: RecordReader, code: int | None, needed: int, timeou
 
 def _read_reason(path: Path) -> str:
     """Return the last line that names an error, else the last line."""
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line)]
