@@ -55,7 +55,7 @@ class ScriptPatches:
         """Replace constructors of torch, right after its import."""
         self._torch = torch
         if self._has(_LOADER):
-            _replace_constructor(torch.utils.data.DataLoader, self._changing(self._change_loader))
+            _replace_constructor(self._torch.utils.data.DataLoader, self._changing(self._change_loader))
         if self._has(_DDP):
             _replace_constructor(torch.nn.parallel.DistributedDataParallel, self._changing(self._change_ddp))
         if self._has(_OPTIMIZER):
