@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-WAIT_S = 400
+WAIT_S = 280
 SCRIPT = """
 import argparse
 import os
@@ -48,9 +48,9 @@ for images, labels in DataLoader(Images(), batch_size=8):
     optimizer.step()
 """
 LADDER = """# What a slow loader needs
-steps: 20
-warmup_steps: 4
-repeats: 2
+steps: 12
+warmup_steps: 3
+repeats: 1
 rungs:
   - {name: workers, patch: {workers: 2}, keep: always}
   - {name: bait, args: {--lr: 2.0, --delay: 0}}
