@@ -32,7 +32,7 @@ class Images(Dataset):
         return 4096
 
     def __getitem__(self, index):
-        time.sleep(0.002)  # a slow disk
+        time.sleep(0.006)  # a slow disk
         return torch.full((3, 8, 8), index % 10 / 10.0), index % 10
 
 
@@ -79,21 +79,22 @@ def laddered(tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_helps_is_kept_and_a_bait_is_dropped(laddered, tmp_path, ranks):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if ranks == 2 else []
-    out = laddered(sys.executable, *torchrun, "train.py", "--delay", "0.03")
+    if ranks == 2:  # starting both takes seconds per run
+        (tmp_path / "own.yaml").write_text("".join(LADDER.splitlines(keepends=True)[:7]))
+    out = laddered(sys.executable, *torchrun, "train.py", "--delay", "0.01")
     result = json.loads((tmp_path / "measured" / "experiment.json").read_text())
     rungs = {rung["name"]: rung for rung in result["rungs"]}
     assert result["ranks"] == ranks
     assert rungs["workers"]["status"] == "kept"
-    assert rungs["workers"]["over_below"]["value"] > 1.3, rungs["workers"]
+    assert rungs["workers"]["over_below"]["value"] > 1.2, rungs["workers"]
     assert rungs["workers"]["parity"]["gap"]["value"] == 0  # the same images in the same order
     assert rungs["bait"]["status"] == "dropped", rungs["bait"]
     assert rungs["bait"]["why"].startswith("trains differently")
-    assert rungs["bucket"]["status"] in (["left_out"] if ranks == 1 else ["kept", "dropped"]), rungs["bucket"]
     if ranks == 1:
+        assert rungs["bucket"]["status"] == "left_out"
         assert rungs["bucket"]["why"] == "not applied: no DistributedDataParallel was created"
-    expected = " ".join(["DEBUG=0", sys.executable, *torchrun, "train.py --delay 0"])
-    assert result["script"]["best_command"] == expected
-    assert result["script"]["best_code"][0] == "DataLoader(..., num_workers=2)"
+        assert result["script"]["best_command"] == f"DEBUG=0 {sys.executable} train.py --delay 0"
+    assert result["script"]["best_code"] == ["DataLoader(..., num_workers=2)"]
     assert "DataLoader(..., num_workers=2)" in out
     assert "own" in (tmp_path / "measured" / "report.html").read_text()
 
