@@ -100,7 +100,7 @@ def test_what_helps_is_kept_and_a_bait_is_dropped(laddered, tmp_path, ranks):
 
 
 def test_a_script_that_fails_is_refused_in_a_line(laddered, tmp_path):
-    error = laddered(sys.executable, "train.py", "--no-such-option", code=1)
+    error = laddered(sys.executable, "train.py", "--no-such-option", code=2)
     assert error.splitlines()[-1].startswith("error: the command took no step of a PyTorch optimizer and ended")
     assert "unrecognized arguments: --no-such-option" in error
     assert (tmp_path / "measured" / "trials" / "01-1" / "output.log").is_file()
