@@ -87,7 +87,9 @@ class ScriptLadderRunner:
         for name in self._names(1):
             runs.append(self._run(BASE, name, self.settings))
             if runs[-1].failure:  # nothing can be compared
-                fix = f"see {self.folder / name / OUTPUT}; a script that ends early needs fewer --steps"
+                fix = f"see {self.folder / name / OUTPUT}"
+                if runs[-1].exit_code == 0:
+                    fix += ", and train for longer or set fewer --steps"
                 raise PacelineError(f"the command {runs[-1].failure} ({fix})")
         self._note = _find_irreproducibility(runs)
         if self._note:
