@@ -26,6 +26,7 @@ NOT_REPRODUCIBLE: Final = (
     "losses were not compared: two runs of the same command begin with different losses (set the script's seed, or "
     "its option for it)"
 )
+_MIN_WORKERS: Final = 2  # one can hardly load faster than the rank itself
 _MAX_WORKERS: Final = 8
 
 
@@ -160,7 +161,7 @@ class ScriptLadderRunner:
         if settings.patches.get("workers") != "auto":
             return settings
         ranks = max(1, first.result.world_size // max(1, len(first.result.hosts)))
-        workers = min(_MAX_WORKERS, max(1, self.host.cores // ranks))
+        workers = min(_MAX_WORKERS, max(_MIN_WORKERS, self.host.cores // ranks))
         return replace(settings, patches={**settings.patches, "workers": workers})
 
     def _names(self, number: int) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ class ScriptPatch(Section):
     """Changes that are made inside the script's processes; unset ones leave the script as it is."""
 
     workers: NonNegativeInt | Auto | None = None
-    """`num_workers` of each DataLoader; `auto`: the cores of the host over its ranks, at most 8."""
+    """`num_workers` of each DataLoader; `auto`: the cores of the host over its ranks, from 2 to 8."""
     pin_memory: bool | None = None
     """`pin_memory` of each DataLoader."""
     persistent_workers: bool | None = None
