@@ -6,7 +6,7 @@ FOUR = {"data", "models", "parallel", "measure"}
 BELOW_TRAINING = FOUR | {"recipe", "core"}
 
 # cli -> lab|cluster|inference -> training -> {data|models|parallel|measure} -> recipe -> core;  cli -> report -> core
-# cli -> watch -> measure
+# cli|lab -> watch -> measure
 # interop -> training;  contrib -> training, and data and training import contrib in functions alone
 MAY_IMPORT = {
     "core": set(),
@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "measure": {"recipe", "core"},
     "training": BELOW_TRAINING,
     "contrib": BELOW_TRAINING | {"training"},
-    "lab": BELOW_TRAINING | {"training"},
+    "lab": BELOW_TRAINING | {"training", "watch"},
     "cluster": BELOW_TRAINING | {"training"},
     "inference": BELOW_TRAINING | {"training"},
     "interop": BELOW_TRAINING | {"training"},
@@ -34,7 +34,7 @@ TORCH_FREE_MODULES = {
     "paceline", "paceline.__main__", "paceline.cli", "paceline.cli.app", "paceline.lab.predict",
     "paceline.parallel", "paceline.parallel.environ", "paceline.parallel.launch",
     "paceline.cli.watch", "paceline.watch", "paceline.watch.advice", "paceline.watch.launch", "paceline.watch.records",
-    "paceline.watch.summary", "paceline.watch.trace",
+    "paceline.watch.summary", "paceline.watch.trace", "paceline.watch.measured_run",
 }  # fmt: skip
 HEAVY = {"torch", "torchvision", "timm"}
 

@@ -57,7 +57,7 @@ def _create_folder(options: WatchOptions, world: World) -> RunDir:
                 f"--run-dir: is needed, as {world.launcher} starts {world.world_size} of this command (name a folder "
                 f"that all hosts see, or put paceline watch before the launcher)"
             )
-        return RunDir.claim(f"watch-{_script_name(options.command)}", datetime.now())
+        return RunDir.claim(f"watch-{name_script(options.command)}", datetime.now())
     path = expand_path(str(options.run_dir))
     try:
         # Ranks of a launcher share the folder, and one of them is first.
@@ -71,7 +71,7 @@ def _create_folder(options: WatchOptions, world: World) -> RunDir:
     return RunDir(path)
 
 
-def _script_name(command: Sequence[str]) -> str:
+def name_script(command: Sequence[str]) -> str:
     """Return the name of the script or module of a command, such as `train`, for the name of a folder."""
     scripts = [Path(each).stem for each in command if each.endswith(".py")]
     modules = [each for option, each in pairwise(command) if option == "-m"]

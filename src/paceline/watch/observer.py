@@ -1,12 +1,13 @@
 """Observe training in a process that did not ask for it: replace functions of torch by ones that time the same calls.
 
-No replaced function changes an argument, a result or a random number, and none waits for a GPU. If the observer fails,
-it stops timing and leaves a note. Nothing here imports torch before the script does.
+No replaced function changes an argument, a result or a random number, except by requested patches, and none waits for
+a GPU. If the observer fails, it stops timing and leaves a note. Nothing here imports torch before the script does.
 """
 
 import atexit
 import contextlib
 import functools
+import json
 import multiprocessing.util
 import os
 import socket
@@ -21,6 +22,8 @@ from typing import Any, Final, cast, final
 from paceline.core.stages import DATA_WAIT, EXPOSED, SYNC
 from paceline.watch.device_events import DeviceEvents
 from paceline.watch.imports import AfterImport
+from paceline.watch.losses import LossRecorder
+from paceline.watch.patches import ScriptPatches
 from paceline.watch.record_writer import RecordWriter
 from paceline.watch.step_timer import H2D, Step, StepTimer
 from paceline.watch.targets import ALIASES, FRAMEWORKS, MOVES, PAUSES, READS, TARGETS
@@ -33,9 +36,12 @@ Function = Callable[..., Any]
 def install() -> AfterImport:
     """Observe this process once it imports torch, and return the finder that waits for this.
 
-    The folder for records is the environment variable `PACELINE_WATCH_DIR`.
+    The folder for records is the environment variable `PACELINE_WATCH_DIR`; with `PACELINE_WATCH_LOSSES` they have
+    losses. `PACELINE_WATCH_PATCHES` has changes of the script as JSON.
     """
-    observer = Observer(Path(os.environ["PACELINE_WATCH_DIR"]))
+    keeps_losses = bool(os.environ.get("PACELINE_WATCH_LOSSES"))
+    patches = ScriptPatches(json.loads(os.environ.get("PACELINE_WATCH_PATCHES") or "{}"))
+    observer = Observer(Path(os.environ["PACELINE_WATCH_DIR"]), keeps_losses=keeps_losses, patches=patches)
     finder = AfterImport({"torch", *TARGETS, *(name for each in ALIASES.values() for name in each)}, observer.patch)
     sys.meta_path.insert(0, finder)
     return finder
@@ -45,8 +51,10 @@ def install() -> AfterImport:
 class Observer:
     """The replaced functions of one process, their timer and their records."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keeps_losses: bool, patches: ScriptPatches) -> None:
         self._folder = folder
+        self._patches = patches
+        self._keeps_losses = keeps_losses
         self._torch: Any = None
         self._skip_code: Callable[[CodeType], None]
         self._device: DeviceEvents | None = None
@@ -61,6 +69,8 @@ class Observer:
         self._started_s = started_s
         self._writer = RecordWriter(self._folder)
         self._is_known_process = False
+        self._written_outcomes: dict[str, str] = {}
+        self._losses = LossRecorder() if self._keeps_losses else None
         self.timer = StepTimer(started_s, self._write_step)
 
     def _after_fork(self) -> None:
@@ -173,10 +183,12 @@ class Observer:
         optimizer = sys.modules["torch.optim.optimizer"]  # torch.optim deletes the name
         optimizer.register_optimizer_step_pre_hook(before_step)
         optimizer.register_optimizer_step_post_hook(after_step)
+        self._patches.patch_torch(torch)
 
     def _follow_first_step(self) -> None:
         """Learn what is known only once a step was taken."""
         self._framework = _find_framework()
+        self._patches.patch_model(self._known)
         torch = self._torch
         if not torch.cuda.is_initialized():
             return  # on a CPU nothing is copied, and no value is waited for
@@ -239,7 +251,10 @@ class Observer:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not self._try(self.timer.begin_backward):
                 return original(*args, **kwargs)
-            hook = self._try(self._mark_gradients_in, args[0] if args else kwargs.get("tensors"))
+            tensors = args[0] if args else kwargs.get("tensors")
+            if self._losses is not None:
+                self._try(self._losses.add, torch, tensors)
+            hook = self._try(self._mark_gradients_in, tensors)
             try:
                 return original(*args, **kwargs)
             finally:
@@ -415,6 +430,13 @@ class Observer:
             }
         )
         self._add_device_stages()
+        outcomes = self._patches.outcomes
+        if outcomes != self._written_outcomes:
+            self._writer.add({"kind": "patches", "outcomes": outcomes})
+            self._written_outcomes = outcomes
+        if self._losses is not None:
+            self._losses.end_step(step.n)
+            self._add_losses(self._losses)
         if is_due:
             self._writer.flush()
 
@@ -426,6 +448,10 @@ class Observer:
         if self._device is not None:
             for n, stages in self._device.read_completed():
                 self._writer.add({"kind": "device", "n": n, "stages": stages})
+
+    def _add_losses(self, losses: LossRecorder) -> None:
+        for n, loss in losses.read_completed():
+            self._writer.add({"kind": "loss", "n": n, "loss": loss})  # JSON has all digits of a float
 
     def _note(self, text: str) -> None:
         self._writer.add({"kind": "note", "text": text})
@@ -493,7 +519,7 @@ def _find_skip_code(eval_frame: Any) -> Callable[[CodeType], None]:
 
 def _own_code() -> Iterator[CodeType]:
     """Yield the code of all functions that run within the replaced ones."""
-    for owner in (sys.modules[__name__], Observer, StepTimer, DeviceEvents, RecordWriter):
+    for owner in (sys.modules[__name__], Observer, StepTimer, DeviceEvents, LossRecorder, RecordWriter):
         for value in vars(owner).values():
             function = value.fget if isinstance(value, property) else value
             if isinstance(function, FunctionType):

@@ -1,8 +1,9 @@
 """Read the records that the observer of each training process writes, also while it writes them. Torch-free.
 
 A record is a JSON object on a line of `HOST-PID.jsonl`: `process` (the first), `step`, `device` (the device seconds of
-an earlier step), `pause`, `note` and `end`. Times are `time.perf_counter()` seconds of that process. A killed process
-leaves neither an end nor a whole last line. Lines that are not records are counted and skipped.
+an earlier step), `loss` (of an earlier step, if requested), `patches` (of the script, if requested), `pause`, `note`
+and `end`. Times are `time.perf_counter()` seconds of that process. A killed process leaves neither an end nor a whole
+last line. Lines that are not records are counted and skipped.
 """
 
 import json
@@ -65,7 +66,8 @@ class ProcessHeader:
 class ProcessRecords:
     """All records of a training process; `num_steps` and `trained_s` count the steps that are no longer kept too.
 
-    `ended_s` is the time of the last record, and `has_ended` says that the process ended by itself.
+    `ended_s` is the time of the last record, and `has_ended` says that the process ended by itself. `losses` are by
+    step, {} unless they were requested. `patches` say why each requested one was not applied, "" if it was.
     """
 
     process: ProcessHeader
@@ -76,6 +78,8 @@ class ProcessRecords:
     ended_s: float
     has_ended: bool
     num_damaged: int = 0
+    losses: Mapping[int, float] = field(default_factory=dict)
+    patches: Mapping[str, str] = field(default_factory=dict)
 
 
 class RecordReader:
@@ -108,6 +112,8 @@ class _RecordFile:
     process: ProcessHeader | None = None
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     device: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    patches: dict[str, str] = field(default_factory=dict)
     pauses: deque[PauseRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     notes: dict[str, None] = field(default_factory=dict)  # an ordered set
     num_steps: int = 0
@@ -134,7 +140,7 @@ class _RecordFile:
         *lines, self.rest = (self.rest + content).split(b"\n")
         return lines
 
-    def _add(self, record: dict[str, Any]) -> None:
+    def _add(self, record: dict[str, Any]) -> None:  # noqa: C901 - a case per kind of record
         match record["kind"]:
             case "process":
                 self.process = _parse_process(record)
@@ -149,6 +155,11 @@ class _RecordFile:
                 if len(self.device) > 2 * MAX_STEPS:
                     oldest = self.steps[0].n if self.steps else 0
                     self.device = {n: stages for n, stages in self.device.items() if n >= oldest}
+            case "loss":
+                if len(self.losses) < MAX_STEPS:
+                    self.losses[int(record["n"])] = float(record["loss"])
+            case "patches":
+                self.patches = {_parse_name(name): str(why)[:_MAX_TEXT] for name, why in record["outcomes"].items()}
             case "pause":
                 pause = PauseRecord(_parse_name(record["name"]), _finite(record["start_s"]), _finite(record["end_s"]))
                 self.pauses.append(pause)
@@ -173,6 +184,8 @@ class _RecordFile:
             self.last_s,
             self.has_ended,
             self.num_damaged,
+            dict(self.losses),
+            self.patches,
         )
 
     def _steps_with_device_times(self) -> Iterator[StepRecord]:

@@ -69,6 +69,18 @@ def test_observation_does_not_change_a_bit(plain):
     assert plain[0] == plain[1]
 
 
+def test_losses_are_those_of_the_script_summed_over_micro_batches(plain, tmp_path):
+    printing = (HERE / "scripts" / "plain.py").read_text()
+    printing = printing.replace(".backward()", ".backward(); print((loss / MICRO_BATCHES).item(), 'loss')")
+    (tmp_path / "printing.py").write_text(printing)
+    said = run(tmp_path, "printing.py", records=tmp_path / "records", PACELINE_WATCH_LOSSES="1")
+    assert said.splitlines()[-1:] == plain[0].splitlines()  # the same weights
+    printed = [float(line.split()[0]) for line in said.splitlines() if line.endswith(" loss")]
+    lines = [json.loads(line) for path in (tmp_path / "records").iterdir() for line in path.read_text().splitlines()]
+    losses = {line["n"]: line["loss"] for line in lines if line["kind"] == "loss"}
+    assert losses == {n: printed[2 * n - 2] + printed[2 * n - 1] for n in range(1, 19)}
+
+
 def test_a_process_writes_its_steps_and_pauses(plain):
     _, _, (records,) = plain
     process = records["process"][0]
