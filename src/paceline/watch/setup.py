@@ -8,7 +8,7 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -125,27 +125,39 @@ def _describe_modes(torch: Any) -> Iterator[tuple[str, Any]]:
     yield "torch.matmul_precision", torch.get_float32_matmul_precision()
 
 
-def _describe_argv(words: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield `--name value`, `--name=value` and `name=value` by name, and other words by position."""
-    position, index = 0, 0
+def _describe_argv(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for name, each in group_arguments(words).items():
+        text = " ".join(each).removeprefix(name).lstrip("= ") or "given"
+        yield f"argv.{name}", "***" if _SECRET.search(name.strip("-")) else text
+
+
+def group_arguments(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the words of a command line by name: of `--name value`, `--name=value` and `name=value`.
+
+    Other words have their position from 1 as their name.
+    """
+    found: dict[str, list[str]] = {}
+    position = index = 0
     while index < len(words):
-        word = words[index]
-        following = words[index + 1] if index + 1 < len(words) else "-"
-        index += 1
-        name, has_value, value = word.partition("=")
-        if not has_value and word.startswith("-"):
-            value = "given" if following.startswith("-") and not _is_number(following) else following
-            index += value == following
+        number = 1
+        name, has_value, _ = words[index].partition("=")
+        if not has_value and name.startswith("-"):
+            following = words[index + 1] if index + 1 < len(words) else "-"
+            number += not following.startswith("-") or _is_number(following)
         elif not has_value:
             position += 1
-            name, value = str(position), word
-        yield f"argv.{name}", "***" if _SECRET.search(name.strip("-")) else value
+            name = str(position)
+        found.setdefault(name, []).extend(words[index : index + number])
+        index += number
+    return found
 
 
 def _is_number(text: str) -> bool:
-    with suppress(ValueError):
-        return bool(float(text)) or True
-    return False
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _describe_loader(loader: Any) -> Iterator[tuple[str, Any]]:
