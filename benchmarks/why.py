@@ -60,7 +60,8 @@ class Planted:
 
 CAUSES = (
     Planted("script-workers", "workers", ("--load-ms=1", "--workers=1"), ("--load-ms=1", "--workers=0")),
-    Planted("script-slow-transform", "getitem", edit=("image[:, index % 10] += 1.0", "image[:, index % 10] += image.sort().values.sort().values.mean() + 1.0; [image.sort() for _ in range(20)]")),
+    Planted("script-slow-transform", "getitem",
+            edit=("image[:, index % 10] += 1.0", "image[:, index % 10] += 1.0; [image.sort() for _ in range(20)]")),
     Planted("script-omp-threads", "OMP_NUM_THREADS|threads", ("--width=48",), ("--width=48",), environ=("2", "1")),
     Planted("script-batch-size", "batch.size", ("--batch-size=64",), ("--batch-size=4",)),
     Planted("script-logging", "log.every", ("--log-every=50",), ("--log-every=1",)),
@@ -70,7 +71,8 @@ CAUSES = (
     Planted("script-evaluation", "eval", ("--eval-every=4",), ("--eval-every=1",)),
     Planted("script-checkpoints", "save|checkpoint", ("--save-every=64",), ("--save-every=2",)),
     Planted("script-anomaly", "anomaly", (), ("--anomaly",)),
-    Planted("script-model-code", "build_model|model|code", edit=("nn.AdaptiveAvgPool2d", "nn.Conv2d(width, width, 5, padding=2), nn.AdaptiveAvgPool2d")),
+    Planted("script-model-code", "build_model|model|code",
+            edit=("nn.AdaptiveAvgPool2d", "nn.Conv2d(width, width, 5, padding=2), nn.AdaptiveAvgPool2d")),
     Planted("script-slow-rank", "slow.rank|straggler", ("--images=512",), ("--images=512", "--slow-rank=1"), ranks=2),
     Planted("script-lr", "lr", ("--lr=0.05",), ("--lr=0.0001",), about="outcome"),
     Planted("script-smoothing", "smoothing", ("--label-smoothing=0",), ("--label-smoothing=0.4",), about="outcome"),

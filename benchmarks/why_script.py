@@ -30,10 +30,12 @@ class Remote(logging.Handler):
     """A tracker that takes 4 ms per record."""
 
     def emit(self, record):
+        """Take the time."""
         time.sleep(0.004)
 
 
-def build_model(width, size):
+def build_model(width):
+    """Return a small convolutional network."""
     return nn.Sequential(
         nn.Conv2d(3, width, 3, padding=1),
         nn.BatchNorm2d(width),
@@ -47,6 +49,7 @@ def build_model(width, size):
 
 
 def evaluate(model, loader):
+    """Return the number of images that are classified correctly."""
     model.eval()
     with torch.no_grad():
         hits = sum((model(images).argmax(1) == labels).sum().item() for images, labels in loader)
@@ -54,7 +57,8 @@ def evaluate(model, loader):
     return hits
 
 
-def main():
+def main():  # noqa: C901 - a script
+    """Train."""
     parser = argparse.ArgumentParser()
     for name, default in {
         "--workers": 0, "--load-ms": 0.0, "--batch-size": 32, "--images": 1024, "--log-every": 50, "--image-size": 32,
@@ -71,7 +75,7 @@ def main():
     torch.autograd.set_detect_anomaly(options.anomaly)
     logging.basicConfig(level=logging.INFO, handlers=[Remote()])
     rank = int(os.environ.get("RANK", "0"))
-    model = build_model(options.width, options.image_size)
+    model = build_model(options.width)
     if "RANK" in os.environ:
         torch.distributed.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model)

@@ -64,9 +64,7 @@ def _rerun(a: Side, b: Side, result: WhyResult, options: WhyOptions) -> RerunRes
         )
 
 
-def _build_runs(
-    a: Side, b: Side, folder: Path, result: WhyResult, options: WhyOptions
-) -> "ScriptRuns | RecipeRuns":
+def _build_runs(a: Side, b: Side, folder: Path, result: WhyResult, options: WhyOptions) -> "ScriptRuns | RecipeRuns":
     from paceline.core.watch_result import read_watch_result
     from paceline.lab.why_rerun import build_recipe_runs, build_script_runs
 

@@ -83,9 +83,7 @@ def _compare_speed(a: Side, b: Side) -> tuple[SpeedGap, dict[str, float]]:
     }
     cost_a, cost_b = a.step_s / per_a, b.step_s / per_b
     gap_s = cost_b - cost_a
-    blocks_a, blocks_b = (
-        [each / per for each in _to_blocks(side.blocks)] for side, per in ((a, per_a), (b, per_b))
-    )
+    blocks_a, blocks_b = ([each / per for each in _to_blocks(side.blocks)] for side, per in ((a, per_a), (b, per_b)))
     half_s = _half_width(blocks_a, blocks_b)
     low, high = (None, None) if half_s is None else (cost_b - half_s, cost_b + half_s)
     ratio = Interval(

@@ -64,7 +64,7 @@ def _of_watched(path: Path, result: WatchResult) -> Side:
         for name in _COUNTED
         if result.num_pauses.get(name)
     }
-    first = {n: loss for n, loss in enumerate(result.first_losses, 1)}
+    first = dict(enumerate(result.first_losses, 1))
     after = [each.step_s for each in result.curve if each.step > result.warmup_steps]
     return Side(
         path=path,

@@ -540,7 +540,7 @@ def _has_parameters(module: Any) -> bool:
 
 
 def _find_shape(batch: Any, depth: int = _BATCH_DEPTH) -> tuple[int, ...]:
-    """Return the shape of the first tensor of a batch that is not empty, () if there is none or it is of another kind."""
+    """Return the shape of the first tensor of a batch that is not empty; () without one or of another kind."""
     try:
         shape = getattr(batch, "shape", None)
         if shape is not None:

@@ -1,9 +1,9 @@
 """Read the records that the observer of each training process writes, also while it writes them. Torch-free.
 
-A record is a JSON object on a line of `HOST-PID.jsonl`: `process` (the first), `step`, `device` (the device seconds of
-an earlier step), `loss` (of an earlier step, if requested), `setup` (at most one), `pause`, `note` and `end`. Times are `time.perf_counter()`
-seconds of that process. A killed process leaves neither an end nor a whole last line. Lines that are not records are
-counted and skipped.
+A record is a JSON object on a line of `HOST-PID.jsonl`: `process` (the first), `setup`, `step`, `device` (the device
+seconds of an earlier step), `loss` (of an earlier step, if requested), `pause`, `note` and `end`. Times are
+`time.perf_counter()` seconds of that process. A killed process leaves neither an end nor a whole last line. Lines that
+are not records are counted and skipped.
 """
 
 import json

@@ -61,8 +61,13 @@ class SetupRecorder:
         self, torch: Any, environ: Mapping[str, str], loaders: Iterable[Any], models: Iterable[Any], micro_batches: int
     ) -> dict[str, str]:
         """Return all settings as text by dotted name; those that cannot be read are left out."""
-        values: dict[str, Any] = {"micro_batches": micro_batches, "input.shape": self._input, "model.autocast": self._autocast}
-        model = max(models, key=_num_parameters, default=None)
+        values: dict[str, Any] = {
+            "micro_batches": micro_batches,
+            "input.shape": self._input,
+            "model.autocast": self._autocast,
+        }
+        # Of a model and its wrapper, the wrapper: it has the settings of DDP.
+        model = max(models, key=lambda each: (_num_parameters(each), hasattr(each, "module")), default=None)
         for part in (
             _describe_versions(torch),
             _describe_environ(environ),
@@ -127,7 +132,9 @@ def _describe_modes(torch: Any) -> Iterator[tuple[str, Any]]:
 
 def _describe_argv(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     for name, each in group_arguments(words).items():
-        text = " ".join(each).removeprefix(name).lstrip("= ") or "given"
+        text = " ".join(each)
+        if not name.isdecimal():
+            text = text.removeprefix(name)[1:] or "given"
         yield f"argv.{name}", "***" if _SECRET.search(name.strip("-")) else text
 
 

@@ -44,21 +44,21 @@ def side(name="a", *, stages=None, pauses=None, settings=None, samples=32.0, kin
 
 
 CAUSES = {
-    "loader.num_workers": (dict(stages={"data_wait": 0.06}), {"loader.num_workers": "1"}),
-    "threads": (dict(stages={"forward": 0.05, "backward": 0.09}), {"threads": "1"}),
-    "input.shape": (dict(stages={"data_wait": 0.03, "forward": 0.1, "backward": 0.2}), {"input.shape": "3x64x64"}),
-    "loader.batch_size": (dict(samples=8.0), {"loader.batch_size": "8"}),
-    "argv.--eval-every": (dict(pauses={"evaluate": 0.1}), {"argv.--eval-every": "1"}),
-    "argv.--save-every": (dict(pauses={"checkpoint": 0.1}), {"argv.--save-every": "1"}),
-    "argv.--log-every": (dict(stages={"log": 0.04}), {"argv.--log-every": "1"}),
-    "code.train.py:Images.__getitem__": (dict(stages={"data_wait": 0.1}), {"code.train.py:Images.__getitem__": "1234"}),
-    "code.train.py:Net.forward": (dict(stages={"forward": 0.1}), {"code.train.py:Net.forward": "1234"}),
-    "torch.detect_anomaly": (dict(stages={"forward": 0.1, "backward": 0.3}), {"torch.detect_anomaly": "True"}),
-    "optimizer.class": (dict(stages={"optimizer": 0.05}), {"optimizer.class": "Adam"}),
-    "ddp.bucket_bytes_cap": (dict(stages={"exposed_communication": 0.05}), {"ddp.bucket_bytes_cap": "1"}),
-    "model.parameters": (dict(stages={"forward": 0.1, "backward": 0.3}), {"model.parameters": "20000000"}),
-    "version.torch": (dict(stages={"forward": 0.05, "backward": 0.09, "data_wait": 0.02}), {}),
-    "load of other processes": (dict(stages={"forward": 0.06, "backward": 0.1}, lost_share=0.5), {}),
+    "loader.num_workers": ({"stages": {"data_wait": 0.06}}, {"loader.num_workers": "1"}),
+    "threads": ({"stages": {"forward": 0.05, "backward": 0.09}}, {"threads": "1"}),
+    "input.shape": ({"stages": {"data_wait": 0.03, "forward": 0.1, "backward": 0.2}}, {"input.shape": "3x64x64"}),
+    "loader.batch_size": ({"samples": 8.0}, {"loader.batch_size": "8"}),
+    "argv.--eval-every": ({"pauses": {"evaluate": 0.1}}, {"argv.--eval-every": "1"}),
+    "argv.--save-every": ({"pauses": {"checkpoint": 0.1}}, {"argv.--save-every": "1"}),
+    "argv.--log-every": ({"stages": {"log": 0.04}}, {"argv.--log-every": "1"}),
+    "code.train.py:Images.__getitem__": ({"stages": {"data_wait": 0.1}}, {"code.train.py:Images.__getitem__": "1234"}),
+    "code.train.py:Net.forward": ({"stages": {"forward": 0.1}}, {"code.train.py:Net.forward": "1234"}),
+    "torch.detect_anomaly": ({"stages": {"forward": 0.1, "backward": 0.3}}, {"torch.detect_anomaly": "True"}),
+    "optimizer.class": ({"stages": {"optimizer": 0.05}}, {"optimizer.class": "Adam"}),
+    "ddp.bucket_bytes_cap": ({"stages": {"exposed_communication": 0.05}}, {"ddp.bucket_bytes_cap": "1"}),
+    "model.parameters": ({"stages": {"forward": 0.1, "backward": 0.3}}, {"model.parameters": "20000000"}),
+    "version.torch": ({"stages": {"forward": 0.05, "backward": 0.09, "data_wait": 0.02}}, {}),
+    "load of other processes": ({"stages": {"forward": 0.06, "backward": 0.1}, "lost_share": 0.5}, {}),
 }
 DISTRACTORS = {"torch.seed": "7", "version.torch": "2.7.0", "argv.--tag": "b", "optimizer.lr": "0.2"}
 
@@ -66,7 +66,9 @@ DISTRACTORS = {"torch.seed": "7", "version.torch": "2.7.0", "argv.--tag": "b", "
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_cause_comes_first_among_differences_that_explain_less(name):
     fields, settings = CAUSES[name]
-    result = compare_sides(side(lost_share=0.0), side("b", settings=DISTRACTORS | settings, **{"lost_share": 0.0} | fields))
+    result = compare_sides(
+        side(lost_share=0.0), side("b", settings=DISTRACTORS | settings, **{"lost_share": 0.0} | fields)
+    )
     assert result.speed.verdict == "slower"
     assert result.causes[0].difference.name == name
     assert name not in {each.name for each in result.also_different}
@@ -110,7 +112,7 @@ def test_an_argument_that_is_also_a_setting_is_named_once():
 
 
 def losses(*values):
-    return dict(losses=dict(enumerate(values, 1)), last_losses=[values[-1] + 0.01 * (n % 3) for n in range(32)])
+    return {"losses": dict(enumerate(values, 1)), "last_losses": [values[-1] + 0.01 * (n % 3) for n in range(32)]}
 
 
 def test_a_worse_end_is_explained_by_what_changes_training():
@@ -141,7 +143,9 @@ def test_a_script_and_a_run_are_refused():
 
 def test_the_page_shows_causes_and_hostile_values_escaped():
     evil = "<script>alert(1)</script>"
-    result = compare_sides(side(), side("b", stages={"data_wait": 0.06}, settings={"loader.num_workers": "1", evil: evil}))
+    result = compare_sides(
+        side(), side("b", stages={"data_wait": 0.06}, settings={"loader.num_workers": "1", evil: evil})
+    )
     text = render_html(build_why_page(result))
     assert "loader.num_workers" in text
     assert evil not in text
