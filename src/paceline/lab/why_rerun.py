@@ -15,7 +15,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.statistics import ratio_interval
 from paceline.core.watch_result import WatchResult
 from paceline.core.why_result import RerunResult, RerunRow
-from paceline.lab.patches import build_measurement_patch
+from paceline.lab.patches import build_measurement_patch, expand_equivalent_paths
 from paceline.lab.repeat import alternate_order
 from paceline.lab.runner import TrialRunner
 from paceline.lab.trial import Trial, apply_patch, write_recipe
@@ -181,7 +181,7 @@ class RecipeRuns:
         """Return those of the differences `names` that can be put back in a short run; a variant's fields together."""
         changes: dict[str, list[str]] = {}
         settings = {**_settings(self.first), **_settings(self.second)}
-        fixed = {path for path, _ in build_measurement_patch(self.first, 1, Patch()).assignments}
+        fixed = expand_equivalent_paths(path for path, _ in build_measurement_patch(self.first, 1, Patch()).assignments)
         variants = {name.rpartition(".")[0] for name in names if name.endswith(".name")}
         for name in names:
             if name in settings and name not in fixed:
@@ -192,7 +192,11 @@ class RecipeRuns:
     def measure(self, changes: Sequence[Change]) -> float:
         """Run the first recipe with `changes`, and return its seconds per image. Raise `NotMeasuredError`."""
         theirs = _settings(self.second)
-        assignments = [(name, theirs[name]) for each in changes for name in each if name in theirs]
+        names = [name for each in changes for name in each if name in theirs]
+        # Another variant has defaults of its own, so all of its fields are put back.
+        variants = tuple(name.removesuffix("name") for name in names if name.endswith(".name"))
+        names += [name for name in theirs if variants and name.startswith(variants) and name not in names]
+        assignments = [(name, theirs[name]) for name in names]
         outcome = self.runner.run(Trial("why", Patch(tuple(assignments))), next(self._number))
         if outcome.result is None:
             raise NotMeasuredError(outcome.error)

@@ -223,8 +223,9 @@ def _describe_optimizer(optimizer: Any) -> Iterator[tuple[str, Any]]:
     yield "optimizer.class", type(optimizer).__name__
     groups = optimizer.param_groups
     yield "optimizer.groups", len(groups)
+    yield "optimizer.lr", groups[0].get("initial_lr", groups[0].get("lr"))  # a schedule keeps the first
     for name, value in groups[0].items():
-        if isinstance(value, str | bool | int | float | tuple):
+        if name not in ("lr", "initial_lr") and isinstance(value, str | bool | int | float | tuple):
             yield f"optimizer.{name}", value
 
 
