@@ -67,7 +67,7 @@ def test_fewer_workers_are_named_first(folder):
     result = json.loads(done.stdout)
     assert result["speed"]["verdict"] == "slower"
     assert result["speed"]["parts"][0]["name"] == "data_wait"
-    assert result["causes"][0]["difference"] == {"name": "loader.num_workers", "a": "3", "b": "0"}
+    assert result["causes"][0]["difference"] == {"name": "argv.--workers", "a": "3", "b": "0"}
     assert "argv.--seed" in {each["name"] for each in result["also_different"]}
     shown = paceline(folder, "why", "monday", "friday")
     assert "workers" in shown.stdout

@@ -108,6 +108,7 @@ _EFFECTS: Final = (
            ("optimizer",), 0.2, 0.75, "It changes the updates.", begins="first update"),
     Effect(r" split seed ", _EVERYTHING, _NO_SPEED, 0.4, "Other images are held out."),
     Effect(r" seed ", _EVERYTHING, _NO_SPEED, 0.35, "Another seed draws other weights, orders and augmentations."),
+    Effect(r" persistent workers | prefetch | pin memory ", _DATA, 0.8, 0, "It sets how workers hand over batches."),
     Effect(r" (num )?workers | loader ranks ", _DATA, 1.0, 0, "Workers load batches while the model trains.", -1),
     Effect(r" eval \w+ | eval | evaluat\w+ | validat\w+ | val (?!fraction|root)", ("evaluate",), 0.9, 0.15,
            "It sets how often and how long training pauses for evaluation."),
@@ -213,11 +214,16 @@ def _to_number(text: str | None) -> float | None:
     return None
 
 
+def describe_change(difference: Difference) -> tuple[str, str | None, str | None]:
+    """Return a key that is equal for an argument and a setting which are the same change."""
+    return find_effect(difference.name).reason, difference.a, difference.b
+
+
 def _without_repeats(causes: Sequence[Cause]) -> Iterator[Cause]:
     """Yield causes above `MIN_SCORE`, one per change of a value: an argument often is a setting, too."""
     seen = set()
     for each in causes:
-        change = each.reason, each.difference.a, each.difference.b
+        change = describe_change(each.difference)
         if each.score >= MIN_SCORE and change not in seen:
             seen.add(change)
             yield each
