@@ -88,7 +88,7 @@ def test_every_process_is_tied_to_the_one_that_starts_it(modules, none_of):
                 programs += 1
                 if not ast.unparse(node.args[0]).startswith("die_with_parent_command("):
                     wrong.append(module.at(node.lineno, ast.unparse(node.func)))
-    assert programs == 3
+    assert programs == 4
     none_of(wrong)
     starters = {"multiprocessing.get_context", "torch.utils.data.DataLoader"}
     forking = {*uses(modules, starters)}

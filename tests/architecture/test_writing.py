@@ -21,6 +21,7 @@ MAY_WRITE = {
 MAY_REMOVE_TREES = {
     "cli/experiment.py": "the data that the experiment has made",
     "cli/profile.py": "traces, from one of its runs to the profile's own folder",
+    "cli/script_ladder.py": "a run of the experiment that was interrupted, whose folder this process has locked",
     "cli/submit.py": "the job's folder in a run directory that was claimed for it a moment ago",
     "data/remote/cache.py": "a pack's folder of the cache, which this process has locked",
     "data/staging/stage.py": "a copy that this process has locked",

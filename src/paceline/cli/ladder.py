@@ -47,6 +47,10 @@ class LadderRequest:
 
 def ladder(options: LadderOptions) -> int:
     """Run `paceline ladder`, and return the exit code."""
+    if options.script is not None:
+        from paceline.cli.script_ladder import script_ladder
+
+        return script_ladder(options, options.script)
     if options.list_only:
         if options.task is not None:
             raise RecipeError(f"--task: {options.task} has no effect on a list (leave it out)")

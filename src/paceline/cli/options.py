@@ -586,12 +586,19 @@ class LadderOptions:
         list[str],
         _argument(
             metavar="LADDER|KEY=VALUE",
-            help="A ladder's name or file, then overrides of its recipe. [default: auto]",
+            help="A ladder's name or file, then overrides of its recipe. With --script, the command. [default: auto]",
         ),
     ] = field(default_factory=list)
     ranks: Ranks = "auto"
     recipe: Annotated[
         str | None, typer.Option(metavar="RECIPE", help="Recipe to start from.", show_default="the ladder's")
+    ] = None
+    script: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LADDER",
+            help="Measure a training script of any kind, whose command follows --; a ladder file for scripts, or auto.",
+        ),
     ] = None
     run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/ladder-NAME-TIME")] = (
         None

@@ -37,12 +37,13 @@ def watch(options: WatchOptions) -> int:
     make_folder(records, parents=True)
     reader = RecordReader(records)
     is_live = world.is_main and not options.as_json and sys.stderr is not None and sys.stderr.isatty()
-    live = LiveLine(reader, sys.stderr) if is_live else lambda: None
+    live = LiveLine(reader, sys.stderr) if is_live else None
     meter = CommandCpu()
 
     def on_wait() -> None:
-        live()
         meter.update()
+        if live is not None:
+            live()
 
     sys.stdout.flush()
     environ = {**observed_environ(os.environ, records), WATCH_LOSSES: "1"}
@@ -65,7 +66,7 @@ def _create_folder(options: WatchOptions, world: World) -> RunDir:
                 f"--run-dir: is needed, as {world.launcher} starts {world.world_size} of this command (name a folder "
                 f"that all hosts see, or put paceline watch before the launcher)"
             )
-        return RunDir.claim(f"watch-{_script_name(options.command)}", datetime.now())
+        return RunDir.claim(f"watch-{name_script(options.command)}", datetime.now())
     path = expand_path(str(options.run_dir))
     try:
         # Ranks of a launcher share the folder, and one of them is first.
@@ -79,7 +80,7 @@ def _create_folder(options: WatchOptions, world: World) -> RunDir:
     return RunDir(path)
 
 
-def _script_name(command: Sequence[str]) -> str:
+def name_script(command: Sequence[str]) -> str:
     """Return the name of the script or module of a command, such as `train`, for the name of a folder."""
     scripts = [Path(each).stem for each in command if each.endswith(".py")]
     modules = [each for option, each in pairwise(command) if option == "-m"]

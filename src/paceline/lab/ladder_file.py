@@ -1,8 +1,9 @@
 """Read and write ladders: YAML files of settings that are applied cumulatively."""
 
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
@@ -16,7 +17,8 @@ from paceline.recipe.schema.base import Section
 from paceline.recipe.yaml import read_yaml_file, to_yaml_text
 
 LADDERS: Final = Path(str(resources.files("paceline.lab") / "ladders"))
-_SUFFIXES: Final = (".yaml", ".yml")
+SUFFIXES: Final = (".yaml", ".yml")
+FileT = TypeVar("FileT", bound=Section)
 RungData = Literal["none", "source", "pack", "pack-256", "lmdb"]
 
 
@@ -26,31 +28,36 @@ def _check_stage(name: str) -> str:
     return name
 
 
-class Rung(Section):
-    """One rung: settings on top of the last rung kept."""
+class BaseRung(Section):
+    """One rung: what is changed on top of the last rung kept."""
 
     name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9][ -~]*$")
     """Name in tables."""
     explains: str = ""
     """The change and why it may help, in a sentence."""
+    on: Literal["any", "cuda", "cpu", "ranks"] = "any"
+    """Hardware it needs: a GPU, no GPU, or several ranks; it is left out elsewhere."""
+    keep: Literal["if-faster", "always"] = "if-faster"
+    """Keep it if it is faster, or always."""
+    parity: Literal["same", "free"] = "same"
+    """`same` requires it to train like the rung below; `free` is for deliberate changes and is not checked."""
+
+
+class Rung(BaseRung):
+    """One rung of a ladder over a recipe."""
+
     set: dict[str, Any] = Field(default_factory=dict)
     """Settings of a recipe by dotted path."""
     batch_factor: PositiveInt | None = None
     """Images per step over all ranks, as a multiple of the recipe's on one rank; unset: as below."""
     expects: tuple[Annotated[str, AfterValidator(_check_stage)], ...] = ()
     """Stages of a step that it should shrink."""
-    on: Literal["any", "cuda", "cpu", "ranks"] = "any"
-    """Hardware it needs: a GPU, no GPU, or several ranks; it is left out elsewhere."""
     ranks: PositiveInt | None = None
     """Number of ranks, also for the rungs above until another sets it; unset: as requested."""
-    keep: Literal["if-faster", "always"] = "if-faster"
-    """Keep it if it is faster, or always."""
     data: RungData = "none"
     """Data prepared from the recipe's source, for this rung and those above; `source` returns to the source itself."""
     cache: Literal["warm", "cold"] = "warm"
     """`warm` reads its files into the page cache before each run, `cold` evicts them."""
-    parity: Literal["same", "free"] = "same"
-    """`same` requires it to train like the rung below; `free` is for deliberate changes and is not checked."""
 
     @model_validator(mode="after")
     def _check_learning_rate(self) -> Self:
@@ -67,6 +74,14 @@ class Rung(Section):
     def patch(self) -> Patch:
         """The settings as a patch."""
         return flatten_patch(Patch(tuple(self.set.items())))
+
+
+def check_names_unique(rungs: Sequence[BaseRung]) -> None:
+    """Raise `ValueError` if two rungs have one name."""
+    names = [rung.name for rung in rungs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"rungs: two are called {twice!r} (rename one)")
 
 
 class _LadderFile(Section):
@@ -87,10 +102,7 @@ class _LadderFile(Section):
 
     @model_validator(mode="after")
     def _check_names_unique(self) -> Self:
-        names = [rung.name for rung in self.rungs]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(f"rungs: two are called {twice!r} (rename one)")
+        check_names_unique(self.rungs)
         return self
 
 
@@ -120,15 +132,20 @@ def list_ladders() -> list[str]:
 def load_ladder(name: str) -> Ladder:
     """Load a shipped ladder, or a file. Raise `RecipeError` as `file:line: field: message`."""
     path = _find_ladder(name)
+    read, summary = read_ladder_file(path, _LadderFile)
+    return Ladder(**{**dict(read), "recipe": _resolve_recipe(read.recipe, path)}, name=path.stem, summary=summary)
+
+
+def read_ladder_file(path: Path, model: type[FileT]) -> tuple[FileT, str]:
+    """Return the content of a file, and its summary. Raise `RecipeError` as `file:line: field: message`."""
     document = read_yaml_file(path)
     try:
-        read = _LadderFile.model_validate(document.values)
+        read = model.model_validate(document.values)
     except ValidationError as error:
-        field, message = explain(error, document.values, _LadderFile)
+        field, message = explain(error, document.values, model)
         place = f"{path}:{document.find_line(field)}" + (f": {field}" if field else "")
         raise RecipeError(f"{place}: {message}") from None
-    summary = _read_summary(path)
-    return Ladder(**{**dict(read), "recipe": _resolve_recipe(read.recipe, path)}, name=path.stem, summary=summary)
+    return read, _read_summary(path)
 
 
 def dump_ladder(ladder: Ladder) -> str:
@@ -141,7 +158,7 @@ def _find_ladder(name: str) -> Path:
     if name in list_ladders():
         return LADDERS / f"{name}.yaml"
     path = Path(name).expanduser()
-    if path.suffix not in _SUFFIXES:
+    if path.suffix not in SUFFIXES:
         known = ", ".join(list_ladders())
         hint = suggest_similar(name, list_ladders()) or " (the ladder comes before the recipe)"
         raise RecipeError(f"{name!r}: is not a ladder{hint}: use one of {known}, or a .yaml file")
@@ -159,4 +176,4 @@ def _read_summary(path: Path) -> str:
 
 def _resolve_recipe(name: str, path: Path) -> str:
     beside = path.parent / Path(name).expanduser()
-    return str(beside) if beside.suffix in _SUFFIXES else name
+    return str(beside) if beside.suffix in SUFFIXES else name

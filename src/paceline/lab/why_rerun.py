@@ -102,17 +102,6 @@ class ScriptRuns:
     per_sample: bool
     _number: "count[int]"
 
-    def find_changes(self, names: Sequence[str]) -> list[Change]:
-        """Return those of the differences `names` that can be put back."""
-        ours, theirs = (group_arguments(each.command) for each in (self.first, self.second))
-        return [
-            (name,)
-            for name in names
-            if name.startswith(_ENV)
-            # A position in the script's arguments is another one in the command.
-            or (name.startswith(f"{_ARGUMENT}-") and ours.get(_word(name)) != theirs.get(_word(name)))
-        ]
-
     def measure(self, changes: Sequence[Change]) -> float:
         """Run the first command with `changes`, and return its seconds per unit. Raise `NotMeasuredError`."""
         names = [name for each in changes for name in each]
@@ -133,6 +122,18 @@ class ScriptRuns:
         if self.per_sample and not samples:
             raise NotMeasuredError("the number of samples of its batches is unknown")
         return run.span_s / (samples if self.per_sample else 1.0)
+
+
+def find_script_changes(first: WatchResult, second: WatchResult, names: Sequence[str]) -> list[Change]:
+    """Return those of the differences `names` of two watched commands that can be put back."""
+    ours, theirs = (group_arguments(each.command) for each in (first, second))
+    return [
+        (name,)
+        for name in names
+        if name.startswith(_ENV)
+        # A position in the script's arguments is another one in the command.
+        or (name.startswith(f"{_ARGUMENT}-") and ours.get(_word(name)) != theirs.get(_word(name)))
+    ]
 
 
 def build_script_runs(
@@ -165,29 +166,16 @@ def replace_arguments(command: Sequence[str], other: Sequence[str], names: Seque
             ours[name] = theirs[name]
         else:
             ours.pop(name, None)
-    return [word for words in ours.values() for word in words]
+    return [word for each in ours.values() for word in each]
 
 
 @dataclass(frozen=True)
 class RecipeRuns:
     """Short measured runs of a recipe, with fields of another one put back; `runner` runs them in new processes."""
 
-    first: Recipe
     second: Recipe
     runner: TrialRunner
     _number: "count[int]"
-
-    def find_changes(self, names: Sequence[str]) -> list[Change]:
-        """Return those of the differences `names` that can be put back in a short run; a variant's fields together."""
-        changes: dict[str, list[str]] = {}
-        settings = {**_settings(self.first), **_settings(self.second)}
-        fixed = expand_equivalent_paths(path for path, _ in build_measurement_patch(self.first, 1, Patch()).assignments)
-        variants = {name.rpartition(".")[0] for name in names if name.endswith(".name")}
-        for name in names:
-            if name in settings and name not in fixed:
-                section = next((each for each in variants if name.startswith(f"{each}.")), name)
-                changes.setdefault(section, []).append(name)
-        return [tuple(each) for each in changes.values()]
 
     def measure(self, changes: Sequence[Change]) -> float:
         """Run the first recipe with `changes`, and return its seconds per image. Raise `NotMeasuredError`."""
@@ -203,6 +191,19 @@ class RecipeRuns:
         return 1 / outcome.result.throughput.images_per_s
 
 
+def find_recipe_changes(first: Recipe, second: Recipe, names: Sequence[str]) -> list[Change]:
+    """Return those of the differences `names` that can be put back in a short run; a variant's fields together."""
+    changes: dict[str, list[str]] = {}
+    settings = {**_settings(first), **_settings(second)}
+    fixed = expand_equivalent_paths(path for path, _ in build_measurement_patch(first, 1, Patch()).assignments)
+    variants = {name.rpartition(".")[0] for name in names if name.endswith(".name")}
+    for name in names:
+        if name in settings and name not in fixed:
+            section = next((each for each in variants if name.startswith(f"{each}.")), name)
+            changes.setdefault(section, []).append(name)
+    return [tuple(each) for each in changes.values()]
+
+
 def build_recipe_runs(first: Recipe, second: Recipe, folder: Path, *, ranks: int, steps: int) -> RecipeRuns:
     """Return the runs of a recipe, which write to `folder`. Raise `PacelineError` if it cannot be written."""
     measured = apply_patch(first, build_measurement_patch(first, steps, Patch()))
@@ -216,7 +217,7 @@ def build_recipe_runs(first: Recipe, second: Recipe, folder: Path, *, ranks: int
         timeout_s=_TIMEOUT_S,
         oversubscribe=True,
     )
-    return RecipeRuns(first, second, runner, count(1))
+    return RecipeRuns(second, runner, count(1))
 
 
 def _settings(recipe: Recipe) -> dict[str, object]:

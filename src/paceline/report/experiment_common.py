@@ -50,7 +50,7 @@ from paceline.report.text import clean_lines, clean_text, finite_or_none
 CONFIDENCE_TEXT: Final = "with 95 % confidence"
 # Rows of a table that are open; the rest is folded.
 MAX_OPEN_ROWS: Final = 40
-_MAX_COMMAND_CHARS: Final = 4000
+MAX_COMMAND_CHARS: Final = 4000
 _MAX_BOUND_RATIO: Final = 1.5
 _SHOWN_ELSEWHERE: Final = ("command",)
 
@@ -240,7 +240,7 @@ class RateBar:
 
 def shell_command(arguments: Sequence[str]) -> Command:
     """Return a command to paste."""
-    return Command(clean_text(shlex.join(arguments), _MAX_COMMAND_CHARS))
+    return Command(clean_text(shlex.join(arguments), MAX_COMMAND_CHARS))
 
 
 def train_command(result: TuneResult | LearnResult) -> Command:

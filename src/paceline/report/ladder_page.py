@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from paceline.core.experiments.results import LadderResult, RungResult
+from paceline.core.experiments.results import LadderResult, RungResult, ScriptChanges
 from paceline.core.stages import STAGES
 from paceline.core.units import count, milliseconds, seconds
 from paceline.report import cells
@@ -13,6 +13,7 @@ from paceline.report.document import (
     BarRow,
     BarSegment,
     Block,
+    Command,
     KeyFigure,
     PageSection,
     Paragraph,
@@ -21,6 +22,7 @@ from paceline.report.document import (
     Tone,
 )
 from paceline.report.experiment_common import (
+    MAX_COMMAND_CHARS,
     PARITY_COLUMNS,
     PARITY_KEYS,
     SPREAD_COLUMNS,
@@ -114,8 +116,9 @@ def build_ladder_page(report: ExperimentReport, result: LadderResult) -> ReportP
         f"rung {ranks} images_per_s epoch_s steps_s over_below over_first outcome", title="Gain of each rung"
     )
     next_steps = _next_steps_section(report, result)
-    subtitle = [f"ladder {result.ladder}", f"recipe {result.recipe} {result.recipe_hash}"]
-    subtitle += [count(result.ranks, "rank"), f"batch {result.batch_size:,}"]
+    what = f"script {result.recipe}" if result.script else f"recipe {result.recipe} {result.recipe_hash}"
+    subtitle = [f"ladder {result.ladder}", what, count(result.ranks, "rank")]
+    subtitle += [f"batch {result.batch_size:,}"] if result.batch_size else []
     stopped = [Paragraph(f"The ladder ends here: {clean_text(result.stopped, 500)}")] if result.stopped else []
     facts = [("ladder", cells.text_cell(result.ladder)), *measurement_facts(result)]
     runs = [(rung.name, rung.runs) for rung in result.rungs]
@@ -264,6 +267,8 @@ def _costs_section(rows: ResultRows) -> PageSection:
 
 def _next_steps_section(report: ExperimentReport, result: LadderResult) -> PageSection:
     """Return the commands that train the kept changes."""
+    if result.script is not None:
+        return _script_section(result, result.script)
     if not result.best_patch:
         return PageSection("take", "Next steps", [cells.missing_paragraph("No change was kept: keep the recipe.")])
     blocks: list[Block] = []
@@ -281,6 +286,20 @@ def _next_steps_section(report: ExperimentReport, result: LadderResult) -> PageS
     why = f"To train the whole recipe with all changes that were kept, up to the rung “{clean_text(result.best)}”:"
     train = ["paceline", "train", str(report.path), *patch, "--ranks", str(best or result.ranks)]
     return PageSection("take", "Next steps", [*blocks, Paragraph(why), shell_command(train)])
+
+
+def _script_section(result: LadderResult, script: ScriptChanges) -> PageSection:
+    """Return the command with the changes that were kept, and the code to write."""
+    note: list[Block] = [Paragraph(clean_text(f"Caution: {script.note}.", 1000))] if script.note else []
+    if result.best == result.rungs[0].name:
+        return PageSection(
+            "take", "Next steps", [*note, cells.missing_paragraph("No change was kept: keep the script.")]
+        )
+    why = f"To train with all changes that were kept, up to the rung “{clean_text(result.best)}”:"
+    blocks: list[Block] = [*note, Paragraph(why), Command(clean_text(script.best_command, MAX_COMMAND_CHARS))]
+    if script.best_code:
+        blocks += [Paragraph("with these changes in the script:"), *map(Command, script.best_code)]
+    return PageSection("take", "Next steps", blocks)
 
 
 def _find_pack_arguments(folder: Path, root: str) -> Sequence[str]:

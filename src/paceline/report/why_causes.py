@@ -27,7 +27,7 @@ _NOT_YET: Final = 0.1
 """Plausibility of a difference that would have changed losses which are equal."""
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?(e[-+]?\d+)?")
 _SHAPE: Final = re.compile(r"\d+(x\d+)+")
-_WORDS: Final = re.compile(r"[^a-z0-9]+")
+_SEPARATORS: Final = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ _OTHER_EFFECT: Final = Effect("", _EVERYTHING, 0.5, 0.4, "It may change any part
 
 def find_effect(name: str) -> Effect:
     """Return what a difference of this name can change."""
-    words = f" {_WORDS.sub(' ', name.lower()).strip()} "
-    return next((each for each in _EFFECTS if re.search(each.pattern, words)), _OTHER_EFFECT)
+    text = f" {_SEPARATORS.sub(' ', name.lower()).strip()} "
+    return next((each for each in _EFFECTS if re.search(each.pattern, text)), _OTHER_EFFECT)
 
 
 def rank_speed_causes(

@@ -19,6 +19,8 @@ WATCH_DIR: Final = "PACELINE_WATCH_DIR"
 """Variable with the folder for records, without which the observer does nothing."""
 WATCH_LOSSES: Final = "PACELINE_WATCH_LOSSES"
 """Variable with which the records have the loss of each step."""
+WATCH_PATCHES: Final = "PACELINE_WATCH_PATCHES"
+"""Variable with changes of the script, as JSON: values by the name of a patch."""
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SI_KERNEL: Final = 0x80  # siginfo.h: sent by the kernel, as by a terminal for Ctrl-C
 _POLL_S: Final = 0.2

@@ -1,12 +1,13 @@
 """Observe training in a process that did not ask for it: replace functions of torch by ones that time the same calls.
 
-No replaced function changes an argument, a result or a random number, and none waits for a GPU. If the observer fails,
-it stops timing and leaves a note. Nothing here imports torch before the script does.
+No replaced function changes an argument, a result or a random number, except by requested patches, and none waits for
+a GPU. If the observer fails, it stops timing and leaves a note. Nothing here imports torch before the script does.
 """
 
 import atexit
 import contextlib
 import functools
+import json
 import multiprocessing.util
 import os
 import socket
@@ -22,6 +23,7 @@ from paceline.core.stages import DATA_WAIT, EXPOSED, SYNC
 from paceline.watch.device_events import DeviceEvents
 from paceline.watch.imports import AfterImport
 from paceline.watch.losses import LossRecorder
+from paceline.watch.patches import ScriptPatches
 from paceline.watch.record_writer import RecordWriter
 from paceline.watch.setup import SetupRecorder
 from paceline.watch.step_timer import H2D, Step, StepTimer
@@ -36,10 +38,11 @@ def install() -> AfterImport:
     """Observe this process once it imports torch, and return the finder that waits for this.
 
     The folder for records is the environment variable `PACELINE_WATCH_DIR`; with `PACELINE_WATCH_LOSSES` they have
-    losses.
+    losses. `PACELINE_WATCH_PATCHES` has changes of the script as JSON.
     """
     keeps_losses = bool(os.environ.get("PACELINE_WATCH_LOSSES"))
-    observer = Observer(Path(os.environ["PACELINE_WATCH_DIR"]), keeps_losses=keeps_losses)
+    patches = ScriptPatches(json.loads(os.environ.get("PACELINE_WATCH_PATCHES") or "{}"))
+    observer = Observer(Path(os.environ["PACELINE_WATCH_DIR"]), keeps_losses=keeps_losses, patches=patches)
     finder = AfterImport({"torch", *TARGETS, *(name for each in ALIASES.values() for name in each)}, observer.patch)
     sys.meta_path.insert(0, finder)
     return finder
@@ -49,8 +52,9 @@ def install() -> AfterImport:
 class Observer:
     """The replaced functions of one process, their timer and their records."""
 
-    def __init__(self, folder: Path, *, keeps_losses: bool = False) -> None:
+    def __init__(self, folder: Path, *, keeps_losses: bool, patches: ScriptPatches) -> None:
         self._folder = folder
+        self._patches = patches
         self._keeps_losses = keeps_losses
         self._torch: Any = None
         self._skip_code: Callable[[CodeType], None]
@@ -66,6 +70,7 @@ class Observer:
         self._started_s = started_s
         self._writer = RecordWriter(self._folder)
         self._is_known_process = False
+        self._written_outcomes: dict[str, str] = {}
         self._losses = LossRecorder() if self._keeps_losses else None
         self._setup = SetupRecorder()
         self.timer = StepTimer(started_s, self._write_step)
@@ -180,11 +185,13 @@ class Observer:
         optimizer = sys.modules["torch.optim.optimizer"]  # torch.optim deletes the name
         optimizer.register_optimizer_step_pre_hook(before_step)
         optimizer.register_optimizer_step_post_hook(after_step)
+        self._patches.patch_torch(torch)
 
     def _follow_first_step(self, optimizer: Any) -> None:
         """Learn what is known only once a step was taken."""
         self._setup.see_optimizer(optimizer)
         self._framework = _find_framework()
+        self._patches.patch_model(self._known)
         torch = self._torch
         if not torch.cuda.is_initialized():
             return  # on a CPU nothing is copied, and no value is waited for
@@ -430,6 +437,10 @@ class Observer:
             }
         )
         self._add_device_stages()
+        outcomes = self._patches.outcomes
+        if outcomes != self._written_outcomes:
+            self._writer.add({"kind": "patches", "outcomes": outcomes})
+            self._written_outcomes = outcomes
         if self._losses is not None:
             self._losses.end_step(step.n)
             self._add_losses(self._losses)

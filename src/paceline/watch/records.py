@@ -1,9 +1,9 @@
 """Read the records that the observer of each training process writes, also while it writes them. Torch-free.
 
 A record is a JSON object on a line of `HOST-PID.jsonl`: `process` (the first), `setup`, `step`, `device` (the device
-seconds of an earlier step), `loss` (of an earlier step, if requested), `pause`, `note` and `end`. Times are
-`time.perf_counter()` seconds of that process. A killed process leaves neither an end nor a whole last line. Lines that
-are not records are counted and skipped.
+seconds of an earlier step), `loss` (of an earlier step, if requested), `patches` (of the script, if requested),
+`pause`, `note` and `end`. Times are `time.perf_counter()` seconds of that process. A killed process leaves neither an
+end nor a whole last line. Lines that are not records are counted and skipped.
 """
 
 import json
@@ -68,7 +68,8 @@ class ProcessRecords:
     """All records of a training process; `num_steps` and `trained_s` count the steps that are no longer kept too.
 
     `ended_s` is the time of the last record, and `has_ended` says that the process ended by itself. `losses` are by
-    step, {} unless they were requested. `setup` has settings by dotted name (`watch.setup`).
+    step, {} unless they were requested. `setup` has settings by dotted name (`watch.setup`). `patches` say why each
+    requested one was not applied, "" if it was.
     """
 
     process: ProcessHeader
@@ -81,6 +82,7 @@ class ProcessRecords:
     num_damaged: int = 0
     losses: Mapping[int, float] = field(default_factory=dict)
     setup: Mapping[str, str] = field(default_factory=dict)
+    patches: Mapping[str, str] = field(default_factory=dict)
 
 
 class RecordReader:
@@ -115,6 +117,7 @@ class _RecordFile:
     device: dict[int, Mapping[str, float]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
     setup: dict[str, str] = field(default_factory=dict)
+    patches: dict[str, str] = field(default_factory=dict)
     pauses: deque[PauseRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     notes: dict[str, None] = field(default_factory=dict)  # an ordered set
     num_steps: int = 0
@@ -161,6 +164,8 @@ class _RecordFile:
                     self.losses[int(record["n"])] = float(record["loss"])
             case "setup":
                 self.setup = _parse_setup(record["values"])
+            case "patches":
+                self.patches = {_parse_name(name): str(why)[:_MAX_TEXT] for name, why in record["outcomes"].items()}
             case "pause":
                 pause = PauseRecord(_parse_name(record["name"]), _finite(record["start_s"]), _finite(record["end_s"]))
                 self.pauses.append(pause)
@@ -187,6 +192,7 @@ class _RecordFile:
             self.num_damaged,
             dict(self.losses),
             self.setup,
+            self.patches,
         )
 
     def _steps_with_device_times(self) -> Iterator[StepRecord]:

@@ -130,31 +130,31 @@ def _describe_modes(torch: Any) -> Iterator[tuple[str, Any]]:
     yield "torch.matmul_precision", torch.get_float32_matmul_precision()
 
 
-def _describe_argv(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    for name, each in group_arguments(words).items():
+def _describe_argv(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for name, each in group_arguments(arguments).items():
         text = " ".join(each)
         if not name.isdecimal():
             text = text.removeprefix(name)[1:] or "given"
         yield f"argv.{name}", "***" if _SECRET.search(name.strip("-")) else text
 
 
-def group_arguments(words: Sequence[str]) -> dict[str, list[str]]:
+def group_arguments(arguments: Sequence[str]) -> dict[str, list[str]]:
     """Return the words of a command line by name: of `--name value`, `--name=value` and `name=value`.
 
     Other words have their position from 1 as their name.
     """
     found: dict[str, list[str]] = {}
     position = index = 0
-    while index < len(words):
+    while index < len(arguments):
         number = 1
-        name, has_value, _ = words[index].partition("=")
+        name, has_value, _ = arguments[index].partition("=")
         if not has_value and name.startswith("-"):
-            following = words[index + 1] if index + 1 < len(words) else "-"
+            following = arguments[index + 1] if index + 1 < len(arguments) else "-"
             number += not following.startswith("-") or _is_number(following)
         elif not has_value:
             position += 1
             name = str(position)
-        found.setdefault(name, []).extend(words[index : index + number])
+        found.setdefault(name, []).extend(arguments[index : index + number])
         index += number
     return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import PacelineError
-from paceline.watch.measured_run import run_measured
+from paceline.watch.measured_run import read_measured, run_measured
 
 RECORDS = """
 import json, os, sys, time
@@ -79,15 +79,42 @@ def test_all_ranks_must_take_the_steps(tmp_path):
 def test_a_command_that_ends_early_says_how_and_what_it_printed(tmp_path):
     run = measure(tmp_path, "write_records(0, 1, 3)\nraise SystemExit('no such folder: /data')")
     assert run.exit_code == 1
-    assert run.failure.splitlines() == ["took 3 steps of 6 and ended with exit code 1", "no such folder: /data"]
+    assert run.failure == "took 3 steps of 6 and ended with exit code 1: no such folder: /data"
     ended = measure(tmp_path / "ended", "print('nothing to train')")
-    assert ended.failure.splitlines() == ["took no step of a PyTorch optimizer and ended", "nothing to train"]
+    assert ended.failure == "took no step of a PyTorch optimizer and ended: nothing to train"
+
+
+def test_the_error_of_a_rank_is_named_and_not_that_of_its_launcher(tmp_path):
+    script = """
+for line in "[rank1]: ValueError: no images", "Root Cause:", "torch.ChildFailedError: ", "=" * 60:
+    print(line)
+raise SystemExit(1)
+"""
+    assert measure(tmp_path, script).failure.endswith("exit code 1: [rank1]: ValueError: no images")
 
 
 def test_a_command_that_has_ended_by_itself_with_enough_steps_counts(tmp_path):
     run = measure(tmp_path, "write_records(0, 1, 6, lambda n: float('nan'))")
     assert (run.failure, run.exit_code) == ("", 0)
     assert all(loss != loss for loss in run.losses.values())
+
+
+def test_a_run_is_read_again_if_it_has_enough_steps(tmp_path):
+    command = [sys.executable, "-c", RECORDS + "write_records(0, 1, 9)\ntime.sleep(60)"]
+    run = run_measured(command, os.environ, tmp_path / "run", warmup=2, steps=4, timeout_s=30)
+    assert read_measured(command, tmp_path / "run", warmup=2, steps=4) == run
+    assert measure(tmp_path / "early", "write_records(0, 1, 3)").failure
+    assert read_measured(command, tmp_path / "early", warmup=2, steps=4) is None
+
+
+def test_an_observer_that_fails_ends_the_command(tmp_path):
+    script = """
+write_records(0, 1, 2)
+note = json.dumps({"kind": "note", "text": "the observer stopped after an error: planted"})
+Path(os.environ["PACELINE_WATCH_DIR"], "host-0.jsonl").open("a").write(note + chr(10))
+time.sleep(60)
+"""
+    assert measure(tmp_path, script).failure == "took 2 steps of 6: the observer stopped after an error: planted"
 
 
 def test_a_missing_program_is_refused(tmp_path):

@@ -57,6 +57,15 @@ class RungResult(ResultModel):
     ranks: int | None = None
 
 
+class ScriptChanges(ResultModel):
+    """A training script, and what its ladder kept: a command line to paste, and lines of code for each patch."""
+
+    command: tuple[str, ...]
+    best_command: str
+    best_code: tuple[str, ...] = ()
+    note: str = ""  # why losses were not compared
+
+
 class LadderResult(ResultModel):
     """The result of a ladder, with its rungs in order."""
 
@@ -75,6 +84,7 @@ class LadderResult(ResultModel):
     best: str  # name of the last kept rung
     best_patch: tuple[str, ...]  # all its changes to the recipe
     stopped: str = ""  # why the ladder `auto` ended
+    script: ScriptChanges | None = None  # of a ladder of a training script, which has no recipe
     wall_s: MeasuredFloat
     command: tuple[str, ...]
     provenance: dict[str, Any]

@@ -1,0 +1,139 @@
+"""`paceline ladder --script`: add settings to a training script one by one, and keep each that makes it faster."""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from paceline.cli.experiment import Session, refuse_launcher, run_experiment, with_steps_time
+from paceline.cli.options import LadderOptions
+from paceline.cli.tables import print_rows
+from paceline.cli.watch import name_script
+from paceline.core.errors import RecipeError
+from paceline.core.experiments.results import LadderResult, ScriptChanges
+from paceline.core.host import usable_cores
+from paceline.core.units import count
+from paceline.lab.script_ladder import ScriptHost, ScriptLadderRunner, ScriptOutcome
+from paceline.lab.script_ladder_file import ScriptLadder, describe_rung, load_script_ladder
+from paceline.lab.script_settings import ScriptSettings
+from paceline.parallel.environ import count_gpus
+from paceline.watch.launch import find_program
+from paceline.watch.measured_run import MeasuredRun, read_measured, run_measured
+
+_TIMEOUT_S: Final = 1800.0
+"""Time limit of a run, in seconds: settings that hang or compile for longer are not fast."""
+
+
+def script_ladder(options: LadderOptions, name: str) -> int:
+    """Run `paceline ladder --script NAME -- COMMAND`, and return the exit code."""
+    ladder, summary = load_script_ladder(name)
+    if options.list_only:
+        _show_rungs(ladder, summary, as_json=options.as_json)
+        return 0
+    refuse_launcher("ladder")
+    _refuse_options(options)
+    if not options.args:
+        raise RecipeError("--script: no command to measure (add it after --: -- python train.py)")
+    find_program(options.args, os.environ)
+    changes = {"steps": options.steps, "repeats": options.repeats}
+    ladder = ladder.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    script = name_script(options.args)
+    host = ScriptHost(gpus=count_gpus(os.environ), cores=usable_cores())
+    key = {
+        "verb": "ladder --script",
+        "ladder": ladder.model_dump(mode="json"),
+        "command": list(options.args),
+        "files": _digest_files(options.args),
+        "folder": str(Path.cwd()),
+        "host": [socket.gethostname(), host.gpus, host.cores],
+    }
+    total = ladder.repeats * (2 * len(ladder.rungs) + 1)
+
+    def run(session: Session) -> LadderResult:
+        steps = count(ladder.warmup_steps + ladder.steps, "step")
+        session.print_line(f"ladder {Path(name).stem}: up to {count(total, 'run')} of {steps} of {script}")
+        folder = session.folder.path
+
+        def run_script(settings: ScriptSettings, folder: Path) -> MeasuredRun:
+            known = read_measured(settings.command, folder, warmup=ladder.warmup_steps, steps=ladder.steps)
+            if known is not None:  # of an interrupted ladder with the same rungs
+                return known
+            shutil.rmtree(folder, ignore_errors=True)
+            return run_measured(
+                settings.command,
+                settings.apply_environ(os.environ),
+                folder,
+                warmup=ladder.warmup_steps,
+                steps=ladder.steps,
+                timeout_s=_TIMEOUT_S,
+                patches=settings.patches,
+            )
+
+        settings = ScriptSettings(tuple(options.args))
+        runner = ScriptLadderRunner(
+            ladder.rungs, settings, run_script, folder, host, ladder.repeats, session.print_line
+        )
+        return _build_result(ladder, name, summary, options.args, runner.run(), folder)
+
+    return run_experiment(f"ladder-{script}", key, options, run)
+
+
+def _refuse_options(options: LadderOptions) -> None:
+    given = {
+        "--ranks": options.ranks != "auto",
+        "--recipe": options.recipe is not None,
+        "--task": options.task is not None,
+        "--trust-code": options.trust_code,
+        "--oversubscribe": options.oversubscribe,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            fix = "put torchrun into the command" if option == "--ranks" else "leave it out"
+            raise RecipeError(f"{option}: has no effect with --script ({fix})")
+
+
+def _digest_files(command: Sequence[str]) -> dict[str, str]:
+    """Return a digest of the script, without which an unfinished ladder would go on with another one."""
+    files = [Path(word) for word in command if word.endswith(".py") and Path(word).is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _build_result(
+    ladder: ScriptLadder, name: str, summary: str, command: Sequence[str], outcome: ScriptOutcome, folder: Path
+) -> LadderResult:
+    first = outcome.first.result
+    return LadderResult(
+        ladder=Path(name).stem,
+        summary=summary,
+        recipe=name_script(command),
+        recipe_hash="",
+        ranks=first.world_size,
+        steps=ladder.steps,
+        warmup_steps=ladder.warmup_steps,
+        repeats=ladder.repeats,
+        batch_size=0,
+        rungs=tuple(with_steps_time(rung, ladder.steps) for rung in outcome.rungs),
+        best=outcome.best,
+        best_patch=(),
+        wall_s=outcome.wall_s,
+        command=("paceline", *sys.argv[1:]),
+        provenance={"torch": first.torch, "python": first.python, "host": ", ".join(first.hosts)},
+        script=ScriptChanges(
+            command=tuple(command),
+            best_command=outcome.settings.command_line(),
+            best_code=outcome.settings.code_lines("cuda" if first.has_gpu else "cpu"),
+            note=outcome.note,
+        ),
+    )
+
+
+def _show_rungs(ladder: ScriptLadder, summary: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(ladder.model_dump(mode="json"), indent=2))
+        return
+    print_rows([(rung.name, " ".join(describe_rung(rung)), rung.explains) for rung in ladder.rungs], summary)

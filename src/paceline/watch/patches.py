@@ -1,0 +1,223 @@
+"""Change how an observed script trains, from outside: settings of its loaders, its model, its optimizer and DDP.
+
+A patch replaces an argument of a constructor of torch, or changes the model after its first step. Those that found no
+place in the script say why. Nothing here imports torch before the script does.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, final
+
+# Keywords of constructors, by patch.
+_LOADER: Final = {
+    "workers": "num_workers",
+    "pin_memory": "pin_memory",
+    "persistent_workers": "persistent_workers",
+    "prefetch_factor": "prefetch_factor",
+}
+_NEEDS_WORKERS: Final = ("persistent_workers", "prefetch_factor")
+_DDP: Final = {
+    "ddp_bucket_mb": "bucket_cap_mb",
+    "gradient_as_bucket_view": "gradient_as_bucket_view",
+    "static_graph": "static_graph",
+}
+_OPTIMIZER: Final = {"fused_optimizer": "fused", "foreach_optimizer": "foreach"}
+_REASONS: Final = {
+    **dict.fromkeys(_LOADER, "no DataLoader was created"),
+    **dict.fromkeys(_DDP, "no DistributedDataParallel was created"),
+    **dict.fromkeys(_OPTIMIZER, "no optimizer of torch.optim was created that has this argument"),
+    "channels_last": "the optimizer has no weights with four dimensions",
+    "autocast": "no model was called",
+    "compile": "no model was called",
+    "cudnn_benchmark": "the script trains without a GPU",
+}
+Arguments = dict[str, Any]
+Constructor = Callable[..., Any]
+
+
+@final
+class ScriptPatches:
+    """The patches of one process by name, and what became of them."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self._torch: Any = None
+        self._reasons = {name: _REASONS.get(name, "") for name in values}
+        self._applied: set[str] = set()
+
+    @property
+    def outcomes(self) -> dict[str, str]:
+        """Why each patch was not applied, "" for those that were."""
+        return {name: "" if name in self._applied else reason for name, reason in self._reasons.items()}
+
+    def patch_torch(self, torch: Any) -> None:
+        """Replace constructors of torch, right after its import."""
+        self._torch = torch
+        if self._has(_LOADER):
+            _replace_constructor(self._torch.utils.data.DataLoader, self._changing(self._change_loader))
+        if self._has(_DDP):
+            _replace_constructor(torch.nn.parallel.DistributedDataParallel, self._changing(self._change_ddp))
+        if self._has(_OPTIMIZER):
+            for optimizer in vars(torch.optim).values():
+                if inspect.isclass(optimizer) and "fused" in inspect.signature(optimizer).parameters:
+                    _replace_constructor(optimizer, self._changing(self._change_optimizer))
+        if "channels_last" in self._values:
+            _replace_constructor(torch.nn.parallel.DistributedDataParallel, self._convert_module)
+            _replace_constructor(torch.optim.Optimizer, self._convert_parameters)
+        self._set_globals()
+
+    def patch_model(self, modules: Iterable[Any]) -> None:
+        """Change the models that have trained, after the first step."""
+        self._set_globals()  # again, as the script may have set them
+        modules = list(modules)
+        inside = {id(each) for module in modules for each in module.modules() if each is not module}
+        for module in modules:
+            if id(module) not in inside:
+                self._patch_outermost(module)
+
+    def _patch_outermost(self, module: Any) -> None:
+        if "autocast" in self._values:
+            module.forward = _Autocast(self._torch, module.forward, getattr(self._torch, self._values["autocast"]))
+            self._applied.add("autocast")
+        if "compile" in self._values:
+            module.compile()
+            self._applied.add("compile")
+
+    def _set_globals(self) -> None:
+        torch = self._torch
+        if "threads" in self._values:
+            torch.set_num_threads(self._values["threads"])
+            self._applied.add("threads")
+        if "cudnn_benchmark" in self._values:
+            torch.backends.cudnn.benchmark = self._values["cudnn_benchmark"]
+            if torch.cuda.is_initialized():
+                self._applied.add("cudnn_benchmark")
+
+    # Constructors
+
+    def _has(self, keywords: Mapping[str, str]) -> bool:
+        return not keywords.keys().isdisjoint(self._values)
+
+    def _changing(self, change: Callable[[Arguments], None]) -> Callable[[Constructor], Constructor]:
+        """Return what makes a constructor of which `change` changes the arguments."""
+
+        def make(original: Constructor) -> Constructor:
+            signature = inspect.signature(original)
+
+            def __init__(instance: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+                try:
+                    bound = signature.bind(instance, *args, **kwargs)
+                except TypeError:  # the script's own error, which the constructor reports
+                    original(instance, *args, **kwargs)
+                    return
+                bound.apply_defaults()
+                change(bound.arguments)
+                original(*bound.args, **bound.kwargs)
+
+            return __init__
+
+        return make
+
+    def _change_ddp(self, arguments: Arguments) -> None:
+        self._change_arguments(arguments, _DDP)
+
+    def _change_arguments(self, arguments: Arguments, keywords: Mapping[str, str]) -> None:
+        for name, keyword in keywords.items():
+            if name in self._values:
+                self._set_argument(arguments, name, keyword)
+
+    def _set_argument(self, arguments: Arguments, name: str, keyword: str) -> None:
+        value = self._values[name]
+        if keyword not in arguments:
+            self._explain(name, f"this release of torch has no {keyword}")
+        elif arguments[keyword] == value:
+            self._explain(name, f"the script has {keyword}={value} already")
+        else:
+            arguments[keyword] = value
+            self._applied.add(name)
+
+    def _explain(self, name: str, reason: str) -> None:
+        self._reasons[name] = reason
+
+    def _change_loader(self, arguments: Arguments) -> None:
+        if isinstance(arguments["dataset"], self._torch.utils.data.IterableDataset) and not arguments["num_workers"]:
+            # Without workers it need not divide its samples between them.
+            self._explain("workers", "its IterableDataset may not divide its samples over workers")
+            return
+        for name, keyword in _LOADER.items():
+            if name not in self._values:
+                continue
+            if name in _NEEDS_WORKERS and not (self._values.get("workers") or arguments["num_workers"]):
+                self._explain(name, "the DataLoader has no workers")
+            else:
+                self._set_argument(arguments, name, keyword)
+        if not arguments["num_workers"]:  # an earlier patch may have removed the workers
+            arguments.update(persistent_workers=False, prefetch_factor=None, timeout=0, multiprocessing_context=None)
+
+    def _change_optimizer(self, arguments: Arguments) -> None:
+        self._change_arguments(arguments, _OPTIMIZER)
+        if self._values.get("fused_optimizer"):  # both at once are refused
+            arguments["foreach"] = None
+
+    # Channels last
+
+    def _convert_module(self, original: Constructor) -> Constructor:
+        def __init__(instance: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            self._convert(module.parameters())  # before the buckets of gradients take the layout of the weights
+            original(instance, module, *args, **kwargs)
+
+        return __init__
+
+    def _convert_parameters(self, original: Constructor) -> Constructor:
+        def __init__(instance: Any, params: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(instance, params, *args, **kwargs)
+            self._convert(each for group in instance.param_groups for each in group["params"])
+
+        return __init__
+
+    def _convert(self, parameters: Iterable[Any]) -> None:
+        layout = self._torch.channels_last
+        for each in parameters:
+            if each.dim() != 4:
+                continue
+            if each.is_contiguous(memory_format=layout) and not each.is_contiguous():
+                self._explain("channels_last", "the script has weights in channels_last already")
+                continue
+            each.data = each.data.contiguous(memory_format=layout)
+            self._applied.add("channels_last")
+
+
+def _replace_constructor(owner: Any, make: Callable[[Constructor], Constructor]) -> None:
+    original = owner.__init__
+    owner.__init__ = functools.wraps(original)(make(original))
+
+
+@final
+class _Autocast:
+    """A forward under autocast, whose outputs are float32 as those of a loss under it."""
+
+    def __init__(self, torch: Any, forward: Callable[..., Any], dtype: Any) -> None:
+        self._torch = torch
+        self._forward = forward
+        self._dtype = dtype
+        functools.update_wrapper(self, forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        device = "cuda" if self._torch.cuda.is_initialized() else "cpu"
+        with self._torch.autocast(device, self._dtype):
+            output = self._forward(*args, **kwargs)
+        return self._to_float(output)
+
+    def _to_float(self, output: Any) -> Any:
+        if isinstance(output, self._torch.Tensor):
+            return output.float() if output.dtype == self._dtype else output
+        if isinstance(output, dict):
+            for key, value in output.items():
+                output[key] = self._to_float(value)
+            return output
+        if isinstance(output, tuple) and hasattr(output, "_fields"):
+            return type(output)(*map(self._to_float, output))
+        if type(output) in (tuple, list):
+            return type(output)(map(self._to_float, output))
+        return output

@@ -1,0 +1,62 @@
+"""The command of a script with changed arguments, and how the changes are written down."""
+
+import shlex
+
+import pytest
+
+from paceline.lab.script_ladder_file import ScriptRung
+from paceline.lab.script_settings import ScriptSettings, set_argument
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value", "changed"),
+    [
+        ("python train.py --lr 0.1 --epochs 9", "--lr", 0.5, "python train.py --lr 0.5 --epochs 9"),
+        ("python train.py --lr=0.1 --epochs 9", "--lr", 0.5, "python train.py --lr=0.5 --epochs 9"),
+        ("python train.py --lr -1 --epochs 9", "--lr", 2, "python train.py --lr 2 --epochs 9"),
+        ("python train.py data", "--workers", 4, "python train.py data --workers 4"),
+        ("python train.py --lr 1 --lr 2", "--lr", 3, "python train.py --lr 3"),
+        ("python train.py --lr-end 1", "--lr", 3, "python train.py --lr-end 1 --lr 3"),
+        ("python train.py --amp data", "--amp", True, "python train.py --amp data"),
+        ("python train.py data", "--amp", True, "python train.py data --amp"),
+        ("python train.py --amp data", "--amp", False, "python train.py data"),
+        ("python train.py --lr 0.1 data", "--lr", None, "python train.py data"),
+        ("python train.py --lr=0.1 data", "--lr", None, "python train.py data"),
+        ("python train.py model=resnet lr=1", "lr", 2, "python train.py model=resnet lr=2"),
+        ("python train.py", "amp", False, "python train.py amp=false"),
+        ("python train.py lr=1", "lr", None, "python train.py"),
+        # Options of the launcher are not the script's.
+        ("torchrun --nproc-per-node 2 train.py", "--nproc-per-node", 4, None),
+        ("python -m torch.distributed.run --lr 3 train.py --lr 1", "--lr", 2, None),
+        ("python -m my.train --config a.py", "--config", "b.py", "python -m my.train --config b.py"),
+    ],
+)
+def test_an_argument_takes_the_place_of_the_same_one(command, name, value, changed):
+    expected = (
+        changed
+        or {
+            "--nproc-per-node": "torchrun --nproc-per-node 2 train.py --nproc-per-node 4",
+            "--lr": "python -m torch.distributed.run --lr 3 train.py --lr 2",
+        }[name]
+    )
+    assert shlex.join(set_argument(shlex.split(command), name, value)) == expected
+
+
+def test_settings_add_up_and_can_be_pasted():
+    settings = ScriptSettings(("python", "train.py", "--name", "a b"))
+    settings = settings.add(ScriptRung(name="one", env={"OMP_NUM_THREADS": 4, "DEBUG": None}, patch={"workers": 2}))
+    settings = settings.add(
+        ScriptRung(
+            name="two",
+            args={"--lr": 0.5},
+            patch={"persistent_workers": True, "ddp_bucket_mb": 50, "fused_optimizer": True, "autocast": "bfloat16"},
+        )
+    )
+    assert settings.command_line() == "env -u DEBUG OMP_NUM_THREADS=4 python train.py --name 'a b' --lr 0.5"
+    assert settings.apply_environ({"DEBUG": "1", "HOME": "/root"}) == {"HOME": "/root", "OMP_NUM_THREADS": "4"}
+    assert settings.code_lines("cpu") == (
+        "DataLoader(..., num_workers=2, persistent_workers=True)",
+        "DistributedDataParallel(model, ..., bucket_cap_mb=50.0)",
+        "the optimizer(..., fused=True)",
+        'with torch.autocast("cpu", torch.bfloat16):  # around the model and its loss',
+    )
