@@ -41,6 +41,7 @@ from paceline.cli.options import (
     TrainOptions,
     TuneOptions,
     WatchOptions,
+    WhyOptions,
     to_command,
 )
 from paceline.core.errors import WorldError
@@ -292,6 +293,14 @@ def profile(options: ProfileOptions) -> int:
 def watch(options: WatchOptions) -> int:
     """Run any PyTorch training script, and report where the time of its steps goes, on every rank."""
     from paceline.cli.watch import watch as work
+
+    return work(options)
+
+
+@_verb("paceline why watched/monday watched/friday", panel=_SPEED)
+def why(options: WhyOptions) -> int:
+    """Explain why a run is slower than another one, or why it ended worse."""
+    from paceline.cli.why import why as work
 
     return work(options)
 

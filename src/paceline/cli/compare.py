@@ -30,11 +30,9 @@ def compare(options: CompareOptions) -> int:
 
     `out` also gets the comparison, as its suffix says: .html, .md or .json.
     """
-    out = options.out
     if options.metric != "auto":
         _check_metric(options.metric)
-    if out is not None and out.suffix not in _FORMATS:
-        raise RecipeError(f"--out: {out} has no known format (name a file ending in {', '.join(_FORMATS)})")
+    check_out_format(options.out)
     # Two names of one folder are one run.
     folders = list({folder.resolve(): folder for folder in (run.expanduser() for run in options.runs)}.values())
     if not folders:
@@ -51,7 +49,7 @@ def compare(options: CompareOptions) -> int:
     result = compare_runs(trained, metric=metric, target=options.target, command=("paceline", *sys.argv[1:]))
     failures = check_thresholds(result, thresholds)
     result = result.model_copy(update={"failures": tuple(failures)})
-    _show_comparison(comparison_json(result), build_compare_page(result, trained), options)
+    show_page(comparison_json(result), build_compare_page(result, trained), options.out, as_json=options.as_json)
     for failure in failures:
         print(f"below: {printable_class_name(failure)}", file=sys.stderr)
     return _BELOW_CODE if failures else 0
@@ -91,18 +89,25 @@ def _compare_watched(options: CompareOptions, folders: Sequence[Path]) -> int:
     labels = names if len(set(names)) == len(names) else list(map(str, folders))
     results = {label: read_watch_result(folder) for label, folder in zip(labels, folders, strict=True)}
     values = {name: result.model_dump(mode="json") for name, result in results.items()}
-    _show_comparison(json.dumps(values, indent=2, allow_nan=False), build_watch_comparison(results), options)
+    text = json.dumps(values, indent=2, allow_nan=False)
+    show_page(text, build_watch_comparison(results), options.out, as_json=options.as_json)
     return 0
 
 
-def _show_comparison(text: str, page: ReportPage, options: CompareOptions) -> None:
-    """Print a comparison, as JSON `text` or as `page`, and write it to the file that was named."""
-    if options.as_json:
+def check_out_format(out: Path | None) -> None:
+    """Raise `RecipeError` unless the suffix of `--out` is that of a known format."""
+    if out is not None and out.suffix not in _FORMATS:
+        raise RecipeError(f"--out: {out} has no known format (name a file ending in {', '.join(_FORMATS)})")
+
+
+def show_page(text: str, page: ReportPage, out: Path | None, *, as_json: bool) -> None:
+    """Print a comparison, as JSON `text` or as `page`, and write it to the file `out` that was named."""
+    if as_json:
         print(text)
     else:
         print_page(page)
-    if options.out is not None:
-        _write_comparison(text, page, options.out.expanduser(), print_path=not options.as_json)
+    if out is not None:
+        _write_comparison(text, page, out.expanduser(), print_path=not as_json)
 
 
 def _write_comparison(json_text: str, page: ReportPage, out: Path, *, print_path: bool) -> None:

@@ -995,6 +995,22 @@ class CompareOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WhyOptions:
+    """Options of `paceline why`."""
+
+    a: Annotated[Path, typer.Argument(metavar="A", help="A run directory, or a folder of paceline watch.")]
+    b: Annotated[Path, typer.Argument(metavar="B", help="The run to explain, of the same kind.")]
+    rerun: Annotated[
+        bool, _flag("--rerun", help="Run A again with one difference put back at a time, and measure what each adds.")
+    ] = False
+    steps: Annotated[int, typer.Option(min=5, metavar="N", help="--rerun: steps to measure per run.")] = 30
+    repeats: Annotated[int, typer.Option(min=2, metavar="N", help="--rerun: pairs of runs per difference.")] = 3
+    trust_code: TrustCode = False
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the page as .html, .md or .json.")] = None
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """Options of `paceline report`."""
 

@@ -13,12 +13,14 @@ from typing import Final
 from paceline.cli.options import WatchOptions
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import make_folder
+from paceline.core.results import CpuResult
 from paceline.core.run_dir import RunDir, write_atomic
 from paceline.core.watch_result import RECORDS, RESULT, WatchResult
 from paceline.core.world import World
 from paceline.data.files import expand_path, printable
 from paceline.parallel.environ import world_from_environ
-from paceline.watch.launch import find_program, observed_environ, run_command
+from paceline.watch.command_cpu import CommandCpu
+from paceline.watch.launch import WATCH_LOSSES, find_program, observed_environ, run_command
 from paceline.watch.live import LiveLine
 from paceline.watch.records import RecordReader
 
@@ -35,15 +37,22 @@ def watch(options: WatchOptions) -> int:
     make_folder(records, parents=True)
     reader = RecordReader(records)
     is_live = world.is_main and not options.as_json and sys.stderr is not None and sys.stderr.isatty()
-    live = LiveLine(reader, sys.stderr) if is_live else lambda: None
+    live = LiveLine(reader, sys.stderr) if is_live else None
+    meter = CommandCpu()
+
+    def on_wait() -> None:
+        meter.update()
+        if live is not None:
+            live()
+
     sys.stdout.flush()
-    environ = observed_environ(os.environ, records)
+    environ = {**observed_environ(os.environ, records), WATCH_LOSSES: "1"}
     # Standard output has one JSON document and nothing else.
-    code = run_command(options.command, environ, stdout=2 if options.as_json else None, on_wait=live)
+    code = run_command(options.command, environ, stdout=2 if options.as_json else None, on_wait=on_wait)
     if world.is_main:
         try:
             _read_all(reader, waits=world.world_size > 1)
-            _report(options, reader, folder, code)
+            _report(options, reader, folder, code, meter.result)
         except Exception as error:  # the training has ended, and its exit code counts
             reason = f"{type(error).__name__}: {error}"
             print(f"warning: {printable(records)}: was not summed up: {printable(reason)}", file=sys.stderr)
@@ -91,13 +100,13 @@ def _read_all(reader: RecordReader, *, waits: bool) -> None:
         time.sleep(0.2)
 
 
-def _report(options: WatchOptions, reader: RecordReader, folder: RunDir, code: int) -> None:
+def _report(options: WatchOptions, reader: RecordReader, folder: RunDir, code: int, cpu: CpuResult | None) -> None:
     """Write the result, the page and the trace, and print the result; failures are warnings, for the command has
     ended."""
     from paceline.watch.summary import choose_ranks, summarize
 
     processes = reader.processes()
-    result = summarize(processes, options.command, code, options.warmup, reader.stray_notes())
+    result = summarize(processes, options.command, code, options.warmup, reader.stray_notes(), cpu)
     with _warning(folder.path / RESULT):
         write_atomic(folder.path / RESULT, result.model_dump_json(indent=2) + "\n")
     if options.trace and processes:

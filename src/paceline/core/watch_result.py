@@ -6,8 +6,8 @@ from typing import Any, Final, Literal
 from pydantic import Field, ValidationError
 
 from paceline.core.errors import PacelineError
-from paceline.core.json_file import ResultModel, read_json
-from paceline.core.results import CommunicationResult, RankResult, StageResult, StragglerResult
+from paceline.core.json_file import MeasuredFloat, ResultModel, read_json
+from paceline.core.results import CommunicationResult, CpuResult, RankResult, StageResult, StragglerResult
 
 RECORDS: Final = "watch"
 """Subfolder of the records of each process, which marks the folder of a watched command."""
@@ -53,6 +53,9 @@ class WatchResult(ResultModel):
     `warmup_steps`; `step_spread` has its 10th and 90th percentile. `stages` are sums over the measured steps.
     `attributed` is the share of the measured steps in stages other than `other`. `wall_s` is the whole process:
     `start_up_s`, `steps_s` (all steps, without pauses), `pauses` by name, and a rest. `num_pauses` counts them.
+    `setup` has the versions, environment, hardware, code and settings of rank 0 as text by dotted name. `first_losses`
+    and `last_losses` are those of up to 32 of its steps. `cpu` is of the whole command with all processes on rank 0's
+    host; None if the kernel does not report how long threads wait.
     `verdict` is as in a run's result: bottleneck, evidence, ceiling, and what to try in a sentence.
     """
 
@@ -89,6 +92,10 @@ class WatchResult(ResultModel):
     notes: tuple[str, ...] = ()
     timeline: tuple[RankTimeline, ...] = ()
     curve: tuple[StepPoint, ...] = ()
+    setup: dict[str, str] = Field(default_factory=dict)
+    first_losses: tuple[MeasuredFloat, ...] = ()
+    last_losses: tuple[MeasuredFloat, ...] = ()
+    cpu: CpuResult | None = None
 
 
 def is_watch_dir(path: Path) -> bool:

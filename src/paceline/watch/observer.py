@@ -25,6 +25,7 @@ from paceline.watch.imports import AfterImport
 from paceline.watch.losses import LossRecorder
 from paceline.watch.patches import ScriptPatches
 from paceline.watch.record_writer import RecordWriter
+from paceline.watch.setup import SetupRecorder
 from paceline.watch.step_timer import H2D, Step, StepTimer
 from paceline.watch.targets import ALIASES, FRAMEWORKS, MOVES, PAUSES, READS, TARGETS
 
@@ -71,6 +72,7 @@ class Observer:
         self._is_known_process = False
         self._written_outcomes: dict[str, str] = {}
         self._losses = LossRecorder() if self._keeps_losses else None
+        self._setup = SetupRecorder()
         self.timer = StepTimer(started_s, self._write_step)
 
     def _after_fork(self) -> None:
@@ -176,7 +178,7 @@ class Observer:
             if not is_compiling():
                 self._try(self.timer.end_optimizer, id(optimizer))
                 if self._framework is None:
-                    self._try(self._follow_first_step)
+                    self._try(self._follow_first_step, optimizer)
 
         for hook in (before_step, after_step):
             self._skip_code(hook.__code__)
@@ -185,8 +187,9 @@ class Observer:
         optimizer.register_optimizer_step_post_hook(after_step)
         self._patches.patch_torch(torch)
 
-    def _follow_first_step(self) -> None:
+    def _follow_first_step(self, optimizer: Any) -> None:
         """Learn what is known only once a step was taken."""
+        self._setup.see_optimizer(optimizer)
         self._framework = _find_framework()
         self._patches.patch_model(self._known)
         torch = self._torch
@@ -240,6 +243,7 @@ class Observer:
 
     def _remember(self, module: Any) -> None:
         if module.training and module not in self._known:
+            self._setup.see_forward(self._torch)
             # Evaluations may use the module inside of a wrapper.
             inside = (getattr(module, name, None) for name in ("module", "_orig_mod", "_fsdp_wrapped_module"))
             self._known.update(each for each in (module, *inside) if isinstance(each, self._torch.nn.Module))
@@ -320,7 +324,9 @@ class Observer:
             except BaseException as error:
                 self._try(self.timer.end_wait, number, 0, is_end=isinstance(error, StopIteration))
                 raise
-            self._try(self.timer.end_wait, number, _num_samples(batch), is_end=False)
+            shape = _find_shape(batch)
+            self._try(self.timer.end_wait, number, shape[0] if shape else 0, is_end=False)
+            self._setup.see_batch(shape)
             return batch
 
         return __next__
@@ -409,6 +415,7 @@ class Observer:
         if not self._is_known_process:
             self._is_known_process = True
             self._writer.add(self._describe_process())
+            self._add_setup(step)
             self._add_first_notes(step)
             if multiprocessing.parent_process() is None:
                 atexit.register(self._finish, self._writer)
@@ -455,6 +462,15 @@ class Observer:
 
     def _note(self, text: str) -> None:
         self._writer.add({"kind": "note", "text": text})
+
+    def _add_setup(self, first: Step) -> None:
+        loaders = [each for each in list(self._numbers) if isinstance(each, self._torch.utils.data.DataLoader)]
+        loaders.sort(key=lambda each: self._numbers[each] != first.loader)
+        with contextlib.suppress(Exception):  # the times count without it
+            values = self._setup.describe(
+                self._torch, os.environ, loaders, list(self._known), micro_batches=first.micro_batches
+            )
+            self._writer.add({"kind": "setup", "values": values})
 
     def _describe_process(self) -> dict[str, Any]:
         torch = self._torch
@@ -519,7 +535,7 @@ def _find_skip_code(eval_frame: Any) -> Callable[[CodeType], None]:
 
 def _own_code() -> Iterator[CodeType]:
     """Yield the code of all functions that run within the replaced ones."""
-    for owner in (sys.modules[__name__], Observer, StepTimer, DeviceEvents, LossRecorder, RecordWriter):
+    for owner in (sys.modules[__name__], Observer, StepTimer, DeviceEvents, LossRecorder, RecordWriter, SetupRecorder):
         for value in vars(owner).values():
             function = value.fget if isinstance(value, property) else value
             if isinstance(function, FunctionType):
@@ -534,22 +550,18 @@ def _has_parameters(module: Any) -> bool:
         return True
 
 
-def _num_samples(batch: Any) -> int:
-    """Return the length of the first tensor of a batch, 0 if there is none or its type has another kind of shape."""
+def _find_shape(batch: Any, depth: int = _BATCH_DEPTH) -> tuple[int, ...]:
+    """Return the shape of the first tensor of a batch that is not empty; () without one or of another kind."""
     try:
-        return _find_length(batch, _BATCH_DEPTH)
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return tuple(map(int, shape)) if len(shape) and shape[0] else ()
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        if depth == 0 or not isinstance(parts, list | tuple | ValuesView):
+            return ()
+        return next((found for each in parts if (found := _find_shape(each, depth - 1))), ())
     except Exception:
-        return 0
-
-
-def _find_length(batch: Any, depth: int) -> int:
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else 0
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if depth == 0 or not isinstance(parts, list | tuple | ValuesView):
-        return 0
-    return next((number for each in parts if (number := _find_length(each, depth - 1))), 0)
+        return ()
 
 
 def _find_framework() -> str:

@@ -1,9 +1,9 @@
 """Read the records that the observer of each training process writes, also while it writes them. Torch-free.
 
-A record is a JSON object on a line of `HOST-PID.jsonl`: `process` (the first), `step`, `device` (the device seconds of
-an earlier step), `loss` (of an earlier step, if requested), `patches` (of the script, if requested), `pause`, `note`
-and `end`. Times are `time.perf_counter()` seconds of that process. A killed process leaves neither an end nor a whole
-last line. Lines that are not records are counted and skipped.
+A record is a JSON object on a line of `HOST-PID.jsonl`: `process` (the first), `setup`, `step`, `device` (the device
+seconds of an earlier step), `loss` (of an earlier step, if requested), `patches` (of the script, if requested),
+`pause`, `note` and `end`. Times are `time.perf_counter()` seconds of that process. A killed process leaves neither an
+end nor a whole last line. Lines that are not records are counted and skipped.
 """
 
 import json
@@ -21,6 +21,7 @@ MAX_STEPS: Final = 20_000
 _MAX_BYTES: Final = 64 << 20
 """Bytes read from a file at once."""
 _MAX_NOTES: Final = 50
+_MAX_SETTINGS: Final = 1000
 _MAX_TEXT: Final = 500
 
 
@@ -67,7 +68,8 @@ class ProcessRecords:
     """All records of a training process; `num_steps` and `trained_s` count the steps that are no longer kept too.
 
     `ended_s` is the time of the last record, and `has_ended` says that the process ended by itself. `losses` are by
-    step, {} unless they were requested. `patches` say why each requested one was not applied, "" if it was.
+    step, {} unless they were requested. `setup` has settings by dotted name (`watch.setup`). `patches` say why each
+    requested one was not applied, "" if it was.
     """
 
     process: ProcessHeader
@@ -79,6 +81,7 @@ class ProcessRecords:
     has_ended: bool
     num_damaged: int = 0
     losses: Mapping[int, float] = field(default_factory=dict)
+    setup: Mapping[str, str] = field(default_factory=dict)
     patches: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -113,6 +116,7 @@ class _RecordFile:
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     device: dict[int, Mapping[str, float]] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
+    setup: dict[str, str] = field(default_factory=dict)
     patches: dict[str, str] = field(default_factory=dict)
     pauses: deque[PauseRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     notes: dict[str, None] = field(default_factory=dict)  # an ordered set
@@ -158,6 +162,8 @@ class _RecordFile:
             case "loss":
                 if len(self.losses) < MAX_STEPS:
                     self.losses[int(record["n"])] = float(record["loss"])
+            case "setup":
+                self.setup = _parse_setup(record["values"])
             case "patches":
                 self.patches = {_parse_name(name): str(why)[:_MAX_TEXT] for name, why in record["outcomes"].items()}
             case "pause":
@@ -185,6 +191,7 @@ class _RecordFile:
             self.has_ended,
             self.num_damaged,
             dict(self.losses),
+            self.setup,
             self.patches,
         )
 
@@ -230,6 +237,10 @@ def _parse_step(record: dict[str, Any]) -> StepRecord:
 
 def _parse_seconds(stages: dict[str, Any]) -> dict[str, float]:
     return {_parse_name(name): max(0.0, _finite(each_s)) for name, each_s in stages.items()}
+
+
+def _parse_setup(values: dict[str, Any]) -> dict[str, str]:
+    return {str(name)[:_MAX_TEXT]: str(value)[:_MAX_TEXT] for name, value in list(values.items())[:_MAX_SETTINGS]}
 
 
 def _parse_name(name: Any) -> str:

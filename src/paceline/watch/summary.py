@@ -9,7 +9,7 @@ from statistics import fmean, quantiles
 from typing import Final
 
 from paceline import __version__
-from paceline.core.results import CommunicationResult, RankResult, StageResult, StragglerResult
+from paceline.core.results import CommunicationResult, CpuResult, RankResult, StageResult, StragglerResult
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, SYNC, WATCHED
 from paceline.core.units import count, join_few, share
 from paceline.core.watch_result import RankTimeline, StepPoint, WatchedPause, WatchResult
@@ -33,6 +33,7 @@ _MAX_UNKNOWN_SHARE: Final = 0.5
 _MAX_POINTS: Final = 300
 _MAX_TIMELINES: Final = 64
 _MAX_PAUSES: Final = 200
+_NUM_LOSSES: Final = 32
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def summarize(
     exit_code: int,
     warmup: int = WARMUP_STEPS,
     stray_notes: Sequence[str] = (),
+    cpu: CpuResult | None = None,
 ) -> WatchResult:
     """Return the result of a command that has ended with `exit_code`; `warmup` first steps of each rank are left out.
 
@@ -79,6 +81,7 @@ def summarize(
     notes += [*_collect_notes(ranks), *stray_notes]
     bottleneck = _find_bottleneck(clock, straggler, communication, ranks, has_gpu=has_gpu, warmup=warmup)
     start_up_s = fsum(each.end_s - each.start_s for each in first.pauses if each.name == START_UP)
+    losses = tuple(loss for _, loss in sorted(first.losses.items()))
     samples = [each.samples for each in steps if each.samples]  # none if a batch has no length
     return WatchResult(
         paceline=__version__,
@@ -112,6 +115,10 @@ def summarize(
         notes=tuple(dict.fromkeys(notes)),
         timeline=tuple(_timeline(each) for each in ranks[:_MAX_TIMELINES]),
         curve=tuple(_curve(list(measured_steps(first, 0)))),
+        setup=dict(first.setup),
+        first_losses=losses[:_NUM_LOSSES],
+        last_losses=losses[-_NUM_LOSSES:],
+        cpu=cpu,
     )
 
 

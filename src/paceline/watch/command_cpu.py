@@ -1,0 +1,39 @@
+"""Measure how long a command and its processes wait for cores that other processes hold. Torch-free."""
+
+import os
+import time
+from typing import Final, final
+
+from paceline.core.results import CpuResult
+from paceline.measure.cpu import CpuTimes, RankCpu, build_cpu_timer, cpu_result
+
+_EVERY_S: Final = 1.0
+"""Seconds between samples: one costs 0.2 ms, and 0.04 ms per thread."""
+
+
+@final
+class CommandCpu:
+    """CPU time of all processes below this one, up to the last `update` at which they ran."""
+
+    def __init__(self) -> None:
+        self._timer = build_cpu_timer()
+        self._times = CpuTimes()
+        self._next_s = time.monotonic()
+        if self._timer is not None:
+            self._timer.resume()
+
+    def update(self) -> None:
+        """Take a sample if the last one is a second ago."""
+        if self._timer is None or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _EVERY_S
+        times = self._timer.read()
+        if times.run_s >= self._times.run_s:  # threads that have ended no longer count
+            self._times = times
+
+    @property
+    def result(self) -> CpuResult | None:
+        """Return the share of time lost to other processes; None if it was not measured."""
+        if self._timer is None:
+            return None
+        return cpu_result([RankCpu(self._times, place=0, cores=len(os.sched_getaffinity(0)), threads=0)])

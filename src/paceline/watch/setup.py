@@ -1,0 +1,287 @@
+"""Describe what can make one training differ from another: versions, environment, hardware, code and settings.
+
+Everything is read once, at the first step, from objects that the script has made. Nothing is imported that the script
+did not import, and no value of a tensor is read.
+"""
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, final
+
+PREFIXES: Final = (
+    *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_", "CUBLAS_", "NCCL_", "TORCH", "PYTORCH_", "GLOO_"),
+    *("TOKENIZERS_", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_"),
+)
+"""Environment variables that are recorded: others may hold secrets."""
+_PER_PROCESS: Final = ("TORCHELASTIC_", "TORCH_NCCL_TRACE", "CUDA_VISIBLE_DEVICES")
+_SECRET: Final = re.compile(r"(?i)(^|[-_.])(api)?(key|token|secret|passw(or)?d|credentials?|auth)($|[-_.])")
+_PACKAGES: Final = (
+    *("torch", "torchvision", "timm", "lightning", "pytorch_lightning", "transformers", "accelerate", "numpy", "PIL"),
+    *("albumentations", "cv2", "webdataset", "datasets", "torch_xla", "deepspeed", "apex", "triton"),
+)
+_DDP: Final = ("bucket_bytes_cap", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
+_MAX_TEXT: Final = 200
+_MAX_FILES: Final = 50
+_MAX_FILE_BYTES: Final = 1 << 20
+_DIGEST: Final = 8
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+
+
+@final
+class SetupRecorder:
+    """Collect what is known before the first step ends, and describe it then."""
+
+    def __init__(self) -> None:
+        self._input = ""
+        self._autocast = ""
+        self._optimizer: Any = None
+
+    def see_batch(self, shape: tuple[int, ...]) -> None:
+        """Note the shape of the first batch, without its length."""
+        if not self._input:
+            self._input = "x".join(map(str, shape[1:]))
+
+    def see_forward(self, torch: Any) -> None:
+        """Note whether a forward that trains runs under autocast."""
+        for device in ("cuda", "cpu"):
+            if torch.is_autocast_enabled(device):
+                self._autocast = f"{device} {torch.get_autocast_dtype(device)}"
+
+    def see_optimizer(self, optimizer: Any) -> None:
+        """Keep the optimizer of the first step until it is described."""
+        self._optimizer = optimizer
+
+    def describe(
+        self, torch: Any, environ: Mapping[str, str], loaders: Iterable[Any], models: Iterable[Any], micro_batches: int
+    ) -> dict[str, str]:
+        """Return all settings as text by dotted name; those that cannot be read are left out."""
+        values: dict[str, Any] = {
+            "micro_batches": micro_batches,
+            "input.shape": self._input,
+            "model.autocast": self._autocast,
+        }
+        # Of a model and its wrapper, the wrapper: it has the settings of DDP.
+        model = max(models, key=lambda each: (_num_parameters(each), hasattr(each, "module")), default=None)
+        for part in (
+            _describe_versions(torch),
+            _describe_environ(environ),
+            _describe_machine(torch),
+            _describe_modes(torch),
+            _describe_argv(sys.argv[1:]),
+            _describe_loader(next(iter(loaders), None)),
+            _describe_model(torch, model),
+            _describe_optimizer(self._optimizer),
+            _describe_code(sys.modules.get("__main__")),
+        ):
+            with suppress(Exception):  # a script may define anything in its own way: the rest still counts
+                for name, value in part:
+                    values[name] = value
+        self._optimizer = None
+        return {name: _to_text(value) for name, value in values.items() if value not in (None, "")}
+
+
+def _to_text(value: Any) -> str:
+    return _ADDRESS.sub("", str(value))[:_MAX_TEXT]
+
+
+def _describe_versions(torch: Any) -> Iterator[tuple[str, Any]]:
+    yield "version.python", sys.version.split()[0]
+    for name in _PACKAGES:
+        module = sys.modules.get(name)
+        version = vars(module).get("__version__") if module is not None else None
+        if isinstance(version, str):
+            yield f"version.{name.replace('PIL', 'pillow')}", str(version)
+    if torch.cuda.is_initialized():
+        yield "version.cuda", torch.version.cuda
+        yield "version.cudnn", torch.backends.cudnn.version()
+        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+            yield "version.nccl", ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def _describe_environ(environ: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    for name, value in sorted(environ.items()):
+        if name.startswith(PREFIXES) and not name.startswith(_PER_PROCESS) and not _SECRET.search(name):
+            yield f"env.{name}", value
+
+
+def _describe_machine(torch: Any) -> Iterator[tuple[str, Any]]:
+    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    yield "machine.cpu", cpu[1] if cpu else ""
+    yield "machine.cores", len(os.sched_getaffinity(0))
+    yield "machine.memory_bytes", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if torch.cuda.is_initialized():
+        yield "machine.gpu", torch.cuda.get_device_name()
+    yield "machine.load", f"{os.getloadavg()[0]:.1f}"
+
+
+def _describe_modes(torch: Any) -> Iterator[tuple[str, Any]]:
+    yield "threads", torch.get_num_threads()
+    yield "torch.seed", torch.initial_seed()
+    yield "torch.deterministic", torch.are_deterministic_algorithms_enabled()
+    yield "torch.cudnn_benchmark", torch.backends.cudnn.benchmark
+    yield "torch.detect_anomaly", torch.is_anomaly_enabled()
+    yield "torch.profiler", torch._C._autograd._profiler_enabled()
+    yield "torch.matmul_precision", torch.get_float32_matmul_precision()
+
+
+def _describe_argv(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for name, each in group_arguments(arguments).items():
+        text = " ".join(each)
+        if not name.isdecimal():
+            text = text.removeprefix(name)[1:] or "given"
+        yield f"argv.{name}", "***" if _SECRET.search(name.strip("-")) else text
+
+
+def group_arguments(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Return the words of a command line by name: of `--name value`, `--name=value` and `name=value`.
+
+    Other words have their position from 1 as their name.
+    """
+    found: dict[str, list[str]] = {}
+    position = index = 0
+    while index < len(arguments):
+        number = 1
+        name, has_value, _ = arguments[index].partition("=")
+        if not has_value and name.startswith("-"):
+            following = arguments[index + 1] if index + 1 < len(arguments) else "-"
+            number += not following.startswith("-") or _is_number(following)
+        elif not has_value:
+            position += 1
+            name = str(position)
+        found.setdefault(name, []).extend(arguments[index : index + number])
+        index += number
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _describe_loader(loader: Any) -> Iterator[tuple[str, Any]]:
+    if loader is None:
+        return
+    for name in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "drop_last", "batch_size"):
+        yield f"loader.{name}", getattr(loader, name, None)
+    yield "loader.sampler", type(loader.sampler).__name__
+    yield "loader.collate", getattr(loader.collate_fn, "__qualname__", None)
+    dataset = loader.dataset
+    yield "loader.dataset", type(dataset).__qualname__
+    yield "loader.transform", _describe_transform(vars(dataset).get("transform"))
+    if hasattr(type(dataset), "__len__"):
+        yield "loader.images", len(dataset)
+
+
+def _describe_transform(transform: Any) -> str | None:
+    # The text of another class may be made by code of the script.
+    is_known = type(transform).__module__.startswith(("torchvision.", "timm."))
+    if transform is None or not is_known:
+        return None if transform is None else getattr(transform, "__qualname__", type(transform).__qualname__)
+    return " ".join(str(transform).split())
+
+
+def _num_parameters(model: Any) -> int:
+    try:
+        return sum(each.numel() for each in model.parameters())
+    except Exception:  # it may be a module that defines `parameters` in another way, or lazy
+        return 0
+
+
+def _describe_model(torch: Any, model: Any) -> Iterator[tuple[str, Any]]:
+    if model is None:
+        return
+    yield "model.parameters", _num_parameters(model)
+    yield "model.trained_parameters", sum(each.numel() for each in model.parameters() if each.requires_grad)
+    wrapped = getattr(model, "module", model)
+    yield "model.class", type(getattr(wrapped, "_orig_mod", wrapped)).__qualname__
+    yield "model.compiled", any("_orig_mod" in vars(each)["_modules"] for each in (model, wrapped))
+    weights = next((each for each in model.parameters() if each.dim() == 4), None)
+    if weights is not None:
+        # A 1x1 or a single-channel weight is contiguous in both formats.
+        is_last = weights.is_contiguous(memory_format=torch.channels_last) and not weights.is_contiguous()
+        yield "model.memory_format", "channels_last" if is_last else "contiguous"
+    first = next(iter(model.parameters()), None)
+    if first is not None:
+        yield "model.dtype", first.dtype
+    if type(model).__name__ == "DistributedDataParallel":
+        for name in _DDP:
+            yield f"ddp.{name}", getattr(model, name, None)
+
+
+def _describe_optimizer(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    if optimizer is None:
+        return
+    yield "optimizer.class", type(optimizer).__name__
+    groups = optimizer.param_groups
+    yield "optimizer.groups", len(groups)
+    yield "optimizer.lr", groups[0].get("initial_lr", groups[0].get("lr"))  # a schedule keeps the first
+    for name, value in groups[0].items():
+        if name not in ("lr", "initial_lr") and isinstance(value, str | bool | int | float | tuple):
+            yield f"optimizer.{name}", value
+
+
+def _describe_code(main: Any) -> Iterator[tuple[str, Any]]:
+    """Yield digests of each function of the script, of the modules beside it, and the commit that is checked out."""
+    path = Path(vars(main).get("__file__") or "")
+    if not path.is_file() or "site-packages" in path.parts:
+        return
+    path = path.resolve()
+    yield from ((f"code.{path.name}:{name}", digest) for name, digest in digest_functions(_read_source(path)))
+    folder, own = path.parent, Path(__file__).resolve().parents[1]
+    files = {Path(file).resolve() for each in list(sys.modules.values()) if (file := getattr(each, "__file__", None))}
+    beside = sorted(each for each in files if each.is_relative_to(folder) and not each.is_relative_to(own))
+    for file in [each for each in beside if each != path and "site-packages" not in each.parts][:_MAX_FILES]:
+        yield f"code.{file.relative_to(folder)}", _digest(_read_source(file))
+    yield "code.commit", _read_commit(folder)
+
+
+def digest_functions(source: str) -> Iterator[tuple[str, str]]:
+    """Yield name and digest of each function and class of Python `source`, and of the rest as `module`.
+
+    Comments and blank lines do not count.
+    """
+    rest = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, _digest(ast.dump(node))
+        elif isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+            yield from ((f"{node.name}.{each.name}", _digest(ast.dump(each))) for each in methods)
+            others = [ast.dump(each) for each in (*node.bases, *node.body) if each not in methods]
+            yield node.name, _digest("\n".join(others))
+        else:
+            rest.append(ast.dump(node))
+    yield "module", _digest("\n".join(rest))
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode(errors="replace")).hexdigest()[:_DIGEST]
+
+
+def _read_source(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_MAX_FILE_BYTES).decode(errors="replace")
+
+
+def _read_commit(folder: Path) -> str | None:
+    """Return the commit that is checked out around `folder`, None without one; git is not started."""
+    git = next((each / ".git" for each in (folder, *folder.parents) if (each / ".git" / "HEAD").is_file()), None)
+    if git is None:
+        return None
+    head = (git / "HEAD").read_text().strip()
+    name = head.removeprefix("ref: ")
+    if name == head:
+        return head[:12]
+    if (git / name).is_file():
+        return (git / name).read_text().strip()[:12]
+    packed = (git / "packed-refs").read_text().splitlines()
+    return next((line.split()[0][:12] for line in packed if line.endswith(f" {name}")), None)

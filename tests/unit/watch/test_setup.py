@@ -1,0 +1,88 @@
+"""What a watched process records of its setup: settings by name, and no secrets."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import paceline.watch
+from paceline.watch.setup import SetupRecorder, digest_functions, group_arguments
+
+INJECT = Path(paceline.watch.__file__).parent / "inject"
+SCRIPT = Path(__file__).parent / "scripts" / "plain.py"
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory):
+    """Return the setup record of the plain script."""
+    folder = tmp_path_factory.mktemp("setup")
+    environ = {
+        "PYTHONPATH": f"{INJECT}:{INJECT.parents[2]}",
+        "PACELINE_WATCH_DIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "WANDB_API_KEY": "hidden",
+        "NCCL_DEBUG": "WARN",
+        "TORCH_TOKEN": "hidden",
+    }
+    words = ["0", "--api-key", "hidden", "--lr=0.1", "--amp"]
+    command = [sys.executable, str(SCRIPT), *words]
+    subprocess.run(command, cwd=folder, env=os.environ | environ, capture_output=True, check=True, timeout=120)
+    lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    (record,) = [line for line in lines if line["kind"] == "setup"]
+    return record["values"]
+
+
+def test_settings_of_the_script_are_recorded(setup):
+    assert setup["loader.batch_size"] == "8"
+    assert setup["loader.num_workers"] == "0"
+    assert setup["loader.sampler"] == "RandomSampler"
+    assert setup["optimizer.class"] == "SGD"
+    assert (setup["optimizer.lr"], setup["optimizer.momentum"]) == ("0.01", "0.9")
+    assert setup["model.parameters"] == "31850"
+    assert setup["input.shape"] == "3x16x16"
+    assert setup["micro_batches"] == "2"
+    assert setup["torch.seed"] == "0"
+    assert setup["threads"] == setup["env.OMP_NUM_THREADS"] == "1"
+    assert setup["version.torch"]
+    assert len(setup["code.plain.py:main"]) == 8
+    assert (setup["argv.1"], setup["argv.--lr"], setup["argv.--amp"]) == ("0", "0.1", "given")
+
+
+def test_secrets_are_not_recorded(setup):
+    assert "hidden" not in json.dumps(setup)
+    assert setup["env.NCCL_DEBUG"] == "WARN"
+    assert setup["argv.--api-key"] == "***"
+
+
+def test_digests_change_with_code_alone():
+    source = "import a\ndef f():\n    return 1\nclass C:\n    x = 1\n    def g(self):\n        return 2\n"
+    before = dict(digest_functions(source))
+    assert set(before) == {"f", "C", "C.g", "module"}
+    assert dict(digest_functions(source.replace("return 1", "return 1  # one"))) == before
+    after = dict(digest_functions(source.replace("return 2", "return 3")))
+    assert {name for name in before if before[name] != after[name]} == {"C.g"}
+
+
+def test_arguments_are_grouped_by_name():
+    words = ["python", "train.py", "data", "--lr", "-0.1", "--amp", "--x=1", "key=2"]
+    assert group_arguments(words) == {
+        "1": ["python"],
+        "2": ["train.py"],
+        "3": ["data"],
+        "--lr": ["--lr", "-0.1"],
+        "--amp": ["--amp"],
+        "--x": ["--x=1"],
+        "key": ["key=2"],
+    }
+    assert [word for each in group_arguments(words).values() for word in each] == words
+
+
+def test_a_part_that_cannot_be_read_leaves_the_others():
+    torch = SimpleNamespace(__version__="2.6.0")
+    values = SetupRecorder().describe(torch, {"OMP_NUM_THREADS": "3"}, [object()], [object()], micro_batches=1)
+    assert values["env.OMP_NUM_THREADS"] == "3"
+    assert "version.python" in values
