@@ -133,6 +133,32 @@ def test_unusual_scripts_run_as_without_observation(tmp_path):
     assert (len(records["step"]), records["note"]) == (8, [])
 
 
+PRINTING = """
+import sys, time, torch
+
+class SlowDisk:
+    def write(self, text):
+        time.sleep(0.01)
+
+    def flush(self):
+        pass
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sys.stdout = SlowDisk()
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    print("step")  # two writes: the text and the end of the line
+"""
+
+
+def test_printing_is_logging(tmp_path):
+    run(tmp_path, "-c", PRINTING, records=tmp_path / "records")
+    (records,) = read(tmp_path / "records")
+    assert all(0.02 <= step["stages"]["log"] < 0.1 for step in records["step"][1:])
+
+
 def test_torch_can_be_imported_after_the_environment_was_cleared(tmp_path):
     code = "import os; del os.environ['PACELINE_WATCH_DIR']; import torch; print(torch.ones(1).sum().item())"
     assert run(tmp_path, "-c", code, records=tmp_path / "records") == "1.0\n"
