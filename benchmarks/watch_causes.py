@@ -4,8 +4,8 @@
         --torchvision-script vision/references/classification/train.py --imagenet-script imagenet/main.py \
         --accelerate-script cv_example.py --json benchmarks/results/watch-causes-cpu.json
 
-The scripts are those of `watch_scripts.py`, and `peers/plain_train.py`. A cause is planted from outside, by
-`watch_shim/`, by an argument of the script, or by the network between two namespaces (see `hosts.py`, which needs root).
+The scripts are those of `watch_scripts.py`, and `peers/plain_train.py`. A cause is planted from outside: by
+`watch_shim/`, by an argument of the script, or by the network between two namespaces (`hosts.py`, which needs root).
 Two causes need a GPU, which `tests/emulated` emulates. Runs without a cause show what is named on the same small tasks.
 
 The exit status is 1 if fewer than nine in ten causes are named, or if a run without one gets a bottleneck that is

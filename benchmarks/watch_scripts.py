@@ -6,8 +6,8 @@
 
 FOLDER has JPEGs at any depth. The scripts are `train.py` of github.com/huggingface/pytorch-image-models,
 `references/classification/train.py` of github.com/pytorch/vision, `imagenet/main.py` of github.com/pytorch/examples and
-`examples/cv_example.py` of github.com/huggingface/accelerate, unchanged; one that is not named is left out. The Trainers
-of Transformers and Lightning are run by the scripts in `peers/`. All train on a CPU, on one rank and on two.
+`examples/cv_example.py` of github.com/huggingface/accelerate, unchanged; one that is not named is left out. Scripts in
+`peers/` run the Trainers of Transformers and Lightning. All train on a CPU, on one rank and on two.
 
 A round runs a script without observation and with, in alternating order, from the same seed. `watch_shim/` is loaded
 into both: it seeds, notes when optimizer steps end, and takes digests of all losses and of the last weights. It also
@@ -160,9 +160,9 @@ def run(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> str:
 
 
 def arrange(photographs: Path, root: Path, pixels: int, copies: int, classes: int = 10) -> None:
-    """Write smaller copies of photographs to `train` and `val` in class folders, with `copies` links to each of `train`.
+    """Write smaller copies of photographs to class folders in `train` and `val`, and three links to each to `flat`.
 
-    `flat` has three links to each.
+    Each training photograph is there `copies` times.
     """
     files = sorted(path for path in photographs.resolve().rglob("*") if path.suffix.lower() in SUFFIXES)
     if len(files) < 10 * classes:
@@ -287,7 +287,8 @@ def main() -> int:
             for ranks in args.ranks
         ]
     if args.json:
-        versions = {name: version(name) for name in ("torch", "torchvision", "transformers", "lightning", "accelerate")}
+        packages = ("torch", "torchvision", "transformers", "lightning", "accelerate", "timm")
+        versions = {name: version(name) for name in packages}
         record.write(
             args.json, {"benchmark": "watch_scripts", **record.provenance(), "versions": versions, "rows": rows}
         )

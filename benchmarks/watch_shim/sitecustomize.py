@@ -75,7 +75,7 @@ def seed(torch: Any) -> None:
     import numpy as np
 
     random.seed(SEED)
-    np.random.seed(SEED)  # noqa: NPY002 - the generator of scripts
+    np.random.seed(SEED)
     torch.manual_seed(SEED)
 
 
