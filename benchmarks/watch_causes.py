@@ -89,7 +89,7 @@ CAUSES: Final = (
     Cause("imagenet", "evaluate", 1.0, EVALUATE),
     Cause("imagenet", "checkpoint", 15.0, CHECKPOINT),
     Cause("accelerate", "load", 0.05, INPUT),
-    Cause("accelerate", "prepare", 0.5, INPUT),
+    Cause("accelerate", "prepare", 0.3, INPUT),
     Cause("transformers", "load", 0.03, INPUT),
     Cause("transformers", "evaluate", 0.03, EVALUATE),
     Cause("transformers", "checkpoint", 4.0, CHECKPOINT),

@@ -84,7 +84,7 @@ def use_cpu(torch: Any) -> None:
     torch.cuda.set_device = lambda device: None
 
     def on_gloo(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, backend=None, **kwargs: original(*args, **kwargs, backend="gloo")
+        return lambda backend=None, *args, **kwargs: original("gloo", *args, **kwargs)
 
     def without_devices(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, module, device_ids=None, **kwargs: original(self, module, **kwargs)
