@@ -177,6 +177,20 @@ def test_a_hidden_sitecustomize_runs(tmp_path):
     assert run(tmp_path, "-c", "print(HIDDEN)", records=tmp_path / "records", PYTHONPATH=path) == "sitecustomize\n"
 
 
+def test_two_finders_that_ask_the_rest_do_not_ask_each_other_for_ever(tmp_path):
+    code = """
+import sys
+from paceline.watch.imports import AfterImport
+found = []
+for name in ("first", "second"):
+    sys.meta_path.insert(0, AfterImport(["colorsys"], lambda module, name=name: found.append((name, module.__name__))))
+import colorsys
+print(found, colorsys.rgb_to_yiq(0, 0, 0))
+"""
+    out = run(tmp_path, "-c", code, PYTHONPATH=str(INJECT.parents[2]))
+    assert out == "[('first', 'colorsys'), ('second', 'colorsys')] (0.0, 0.0, 0.0)\n"
+
+
 def test_torch_compile_compiles_the_same_graphs(tmp_path):
     script = HERE / "scripts" / "compiled.py"
     assert run(tmp_path, script, records=tmp_path / "records") == run(tmp_path, script)
