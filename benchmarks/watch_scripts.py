@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -275,14 +275,16 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--copies", type=int, default=3, help="links to each training photograph (3)")
+    parser.add_argument("--epochs", type=int, help="of scripts that take a number (2)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     args = parser.parse_args()
     chosen = [each for each in scripts(named_scripts(args)) if not args.only or each.name in args.only]
     with tempfile.TemporaryDirectory(prefix="watch-scripts-") as temporary:
         folder = Path(temporary)
         arrange(args.data, folder / "data", 128, args.copies)
+        epochs = {"epochs": args.epochs} if args.epochs else {}
         rows = [
-            compare(each, ranks, folder / "data", folder, args.rounds, SIZES[each.name])
+            compare(each, ranks, folder / "data", folder, args.rounds, replace(SIZES[each.name], **epochs))
             for each in chosen
             for ranks in args.ranks
         ]
