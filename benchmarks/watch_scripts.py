@@ -167,6 +167,7 @@ def arrange(photographs: Path, root: Path, pixels: int, copies: int, classes: in
     files = sorted(path for path in photographs.resolve().rglob("*") if path.suffix.lower() in SUFFIXES)
     if len(files) < 10 * classes:
         raise SystemExit(f"error: --data: {photographs} has {len(files)} JPEGs (name a folder with {10 * classes})")
+    root = root.resolve()  # for links
     (root / "flat").mkdir(parents=True)
     for number, path in enumerate(files):
         split, label = "train" if number % 5 else "val", f"class{number % classes}"

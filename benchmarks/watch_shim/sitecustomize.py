@@ -162,7 +162,7 @@ def plant(module: ModuleType, cause: str, seconds: float) -> None:
         case "torch", "copy":
             before(module.Tensor, "to", lambda tensor, *args, **kwargs: time.sleep(seconds * (tensor.dim() == 4)))
         case "torch", "item":
-            before(module.Tensor, "item", lambda tensor: time.sleep(seconds))
+            before(module.Tensor, "item", lambda tensor: time.sleep(seconds * tensor.is_cuda))  # not in loader workers
 
 
 def plant_in_model(torch: Any, cause: str, seconds: float) -> None:
