@@ -17,8 +17,8 @@ from torchvision.datasets import ImageFolder
 def build_model(num_classes: int) -> nn.Module:
     """Return a network of half a million parameters."""
     layers: list[nn.Module] = []
-    for before, after in ((3, 32), (32, 64), (64, 128), (128, 256)):
-        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+    for before, after, stride in ((3, 32, 1), (32, 64, 2), (64, 128, 2), (128, 256, 2)):
+        layers += [nn.Conv2d(before, after, 3, stride, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(1024, num_classes))
 
 
