@@ -94,7 +94,7 @@ CAUSES: Final = (
     Cause("transformers", "evaluate", 0.03, EVALUATE),
     Cause("transformers", "checkpoint", 4.0, CHECKPOINT),
     Cause("lightning", "load", 0.03, INPUT),
-    Cause("lightning", "log", 0.1, LOG),
+    Cause("lightning", "log", 1.5, LOG),
     Cause("lightning", "checkpoint", 8.0, CHECKPOINT),
     Cause("timm", "forward", 0.15, STRAGGLER, ranks=2, stage="forward"),
     Cause("torchvision", "backward", 0.15, STRAGGLER, ranks=2, stage="backward"),

@@ -27,6 +27,7 @@ from typing import Any
 
 from paceline.watch.imports import AfterImport
 
+MODULES = ("torch", "timm.models._factory", "torch.utils.tensorboard.writer", "safetensors.torch")
 SEED = 0
 
 
@@ -153,8 +154,8 @@ def plant(module: ModuleType, cause: str, seconds: float) -> None:
         case "torch", "log":
             before(builtins, "print", lambda *args, **kwargs: time.sleep(seconds))
             before(logging.StreamHandler, "emit", lambda *args: time.sleep(seconds))
-        case "tqdm.std", "log":
-            before(module.tqdm, "display", lambda *args, **kwargs: time.sleep(seconds))
+        case "torch.utils.tensorboard.writer", "log":
+            before(module.SummaryWriter, "add_scalar", lambda *args, **kwargs: time.sleep(seconds))
         case "torch", "checkpoint":
             before(sys.modules["torch.serialization"], "_save", lambda *args, **kwargs: time.sleep(seconds))
         case "safetensors.torch", "checkpoint":
@@ -196,4 +197,4 @@ def run_hidden() -> None:
 
 
 run_hidden()
-sys.meta_path.insert(0, AfterImport(("torch", "timm.models._factory", "tqdm.std", "safetensors.torch"), after_import))
+sys.meta_path.insert(0, AfterImport(MODULES, after_import))
