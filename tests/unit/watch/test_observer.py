@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +101,8 @@ def test_plain_steps_are_attributed(plain):
     _, _, (records,) = plain
     totals = totals_of(records["step"][2:])
     assert {"data_wait", "forward", "loss", "backward", "optimizer", "log"} <= {name for name, s in totals.items() if s}
-    assert totals["other"] < 0.1 * sum(totals.values())  # steps of a few milliseconds
+    shares = [step["stages"].get("other", 0.0) / math.fsum(step["stages"].values()) for step in records["step"][2:]]
+    assert statistics.median(shares) < 0.1  # of a few milliseconds; other processes may interrupt some steps
     assert "exposed_communication" not in totals
 
 
