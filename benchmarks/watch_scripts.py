@@ -43,7 +43,7 @@ WARMUP: Final = 10
 """Steps of each run that are not measured, as `paceline watch` leaves them out."""
 LEAST_ATTRIBUTED: Final = 0.98
 LIMIT_S: Final = 900
-FLAT_COPIES: Final = 3
+FLAT_COPIES: Final = 2
 SUFFIXES: Final = (".jpg", ".jpeg")
 
 
@@ -160,7 +160,7 @@ def run(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> str:
 
 
 def arrange(photographs: Path, root: Path, pixels: int, copies: int, classes: int = 10) -> None:
-    """Write smaller copies of photographs to class folders in `train` and `val`, and three links to each to `flat`.
+    """Write smaller copies of photographs to class folders in `train` and `val`, and two links to each to `flat`.
 
     Each training photograph is there `copies` times.
     """
