@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.05)
     for name in ("size", "batch", "workers", "epochs"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -81,7 +82,7 @@ def main() -> None:
     data = ImageFolders(args.data, args.size, args.batch, args.workers)
     trainer = L.Trainer(
         accelerator=args.device,
-        devices=1,
+        devices=args.devices,
         max_epochs=args.epochs,
         default_root_dir=args.out,
         num_sanity_val_steps=0,

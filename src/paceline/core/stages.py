@@ -6,6 +6,8 @@ DATA_WAIT: Final = "data_wait"
 EXPOSED: Final = "exposed_communication"
 CAPTURED: Final = "captured_step"
 OTHER: Final = "other"
+PREPARE: Final = "prepare"
+"""From the arrival of a batch to the forward that trains on it. Only `paceline watch` tells this stage apart."""
 SYNC: Final = "sync"
 """The host waits for values of tensors, as in `loss.item()`. Only `paceline watch` tells this stage apart."""
 LOG: Final = "log"
@@ -33,7 +35,7 @@ STAGES: Final = (
     OTHER,
 )
 """All stages, in the order of a step."""
-WATCHED: Final = (*STAGES[:-1], SYNC, LOG, OTHER)
+WATCHED: Final = (*STAGES[:2], PREPARE, *STAGES[2:-1], SYNC, LOG, OTHER)
 """Stages of a training script that paceline did not write, in the order of a step."""
 WORK: Final = tuple(name for name in STAGES if name != EXPOSED)
 """Stages without the wait for other ranks."""
@@ -45,6 +47,7 @@ CUDA graph capture, and preparing the model once frozen parameters train.
 _DISPLAY_NAMES: Final = {
     "h2d": "copy to device",
     "device_augment": "augment on device",
+    PREPARE: "preparing the batch",
     SYNC: "reading values",
     LOG: "logging",
     EPOCH_BOUNDARY: "starting the loader",

@@ -11,7 +11,7 @@ from math import ceil
 from typing import Final, Literal
 
 from paceline.core.results import CPU_STARVED, CommunicationResult, CpuResult, StragglerResult
-from paceline.core.stages import COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, LOG, OTHER, SYNC, display_name
+from paceline.core.stages import COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, LOG, OTHER, PREPARE, SYNC, display_name
 from paceline.core.units import Duration, count
 from paceline.measure.clock import ClockSummary
 
@@ -275,7 +275,9 @@ def _wait_losses(
     to_try = advise_faster_data(data_wait_s, summary.wall_s, used)
     yield loss("input-bound", "Waiting for data", data_wait_s, "waiting for data", to_try)
     yield loss("copy-bound", "Copying to the device", h2d_s, "copying")
-    # The last two are told apart in a watched script only. A GPU that computes while the host waits loses nothing.
+    # The next three are told apart in a watched script only. A GPU that computes while the host waits loses nothing.
+    prepare_s = late.common_s(PREPARE, _device_s(summary, PREPARE))
+    yield loss("input-bound", "Preparing batches, from their arrival to forward,", prepare_s, "it")
     sync_s = late.common_s(SYNC, sum(total.host_s for name, total in summary.stages.items() if name == SYNC))
     if used.is_gpu:
         sync_s = min(sync_s, max(0.0, summary.wall_s - _device_s(summary, *COMPUTE, EXPOSED, "h2d")))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from paceline.core.results import StragglerResult
-from paceline.core.stages import DATA_WAIT, LOG, OTHER, SYNC
+from paceline.core.stages import DATA_WAIT, LOG, OTHER, PREPARE, SYNC
 
 # Per bottleneck, the advice by framework as the observer names it; "" is plain PyTorch and every other framework.
 _ADVICE: Final[Mapping[str, Mapping[str, str]]] = {
@@ -72,7 +72,9 @@ _START_ADVICE: Final = {
     "": "keeping the workers between epochs: DataLoader(persistent_workers=True)",
     "transformers": "keeping the workers between epochs: --dataloader_persistent_workers True",
 }
+_PREPARE_ADVICE: Final = "moving this work into the dataset, where loader workers do it, or onto the GPU"
 _ONE_RANK: Final = {
+    PREPARE: "looking for work that it alone does on batches",
     DATA_WAIT: "looking at its disk, its loader workers and the other processes of its host",
     SYNC: "looking for values that it alone reads",
     LOG: "looking for logging that it alone does",
@@ -80,14 +82,18 @@ _ONE_RANK: Final = {
 }
 
 
-def advise(bottleneck: str, framework: str, *, has_gpu: bool, starts_loader: bool = False) -> str:
+def advise(
+    bottleneck: str, framework: str, *, has_gpu: bool, starts_loader: bool = False, prepares_batches: bool = False
+) -> str:
     """Return what to try against `bottleneck`, "" for nothing.
 
-    `starts_loader`: input-bound by starting the loader again and again. Computing on a CPU gets no advice: 16 bits and
-    compiling are slower on some.
+    `starts_loader`: input-bound by starting the loader again and again. `prepares_batches`: by work on batches that the
+    loader has made. Computing on a CPU gets no advice: 16 bits and compiling are slower on some.
     """
     if bottleneck == "compute-bound" and not has_gpu:
         return ""
+    if prepares_batches and bottleneck == "input-bound" and not starts_loader:
+        return _PREPARE_ADVICE
     table = _START_ADVICE if starts_loader and bottleneck == "input-bound" else _ADVICE.get(bottleneck, {})
     return table.get(framework, table.get("", ""))
 

@@ -60,6 +60,10 @@ class DeviceEvents:
         self._free += [event for _, event in self._open[num_recorded:]]
         del self._open[num_recorded:]
 
+    def rename_since(self, num_recorded: int, stage: str, new: str) -> None:
+        """Call `stage` by its new name after the first `num_recorded` boundaries of the open step."""
+        self._open[num_recorded:] = [(new if each == stage else each, at) for each, at in self._open[num_recorded:]]
+
     def end_step(self, n: int, stage: str) -> None:
         """End step `n`, or its next part, where the next step begins with `stage`."""
         boundaries, self._open = self._open, []

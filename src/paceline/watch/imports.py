@@ -15,13 +15,21 @@ class AfterImport:
     def __init__(self, names: Iterable[str], patch: Callable[[ModuleType], None]) -> None:
         self._names = frozenset(names)
         self._patch = patch
+        self._searching: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec that another finder finds for one of the modules."""
-        if name not in self._names:
+        if name not in self._names or name in self._searching:  # another finder may ask the rest, too
             return None
+        self._searching.add(name)
+        try:
+            return self._find(name, path, target)
+        finally:
+            self._searching.discard(name)
+
+    def _find(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
             find_spec = None if finder is self else getattr(finder, "find_spec", None)  # old finders have none
             spec: ModuleSpec | None = find_spec(name, path, target) if find_spec is not None else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Final, Protocol, final
 
-from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, PREPARE
 
 FORWARD: Final = "forward"
 LOSS: Final = "loss"
@@ -46,6 +46,10 @@ class Boundaries(Protocol):
 
     def forget_since(self, num_recorded: int) -> None:
         """Drop the boundaries after the first `num_recorded` of the open step."""
+        ...
+
+    def rename_since(self, num_recorded: int, stage: str, new: str) -> None:
+        """Call `stage` by its new name after the first `num_recorded` boundaries of the open step."""
         ...
 
 
@@ -127,6 +131,7 @@ class StepTimer:
         self._backward_done_s: float | None = None
         self._train_loaders: set[int] = set()
         self._last_loader: int | None = None
+        self._arrival: tuple[float, int] | None = None  # seconds of `other` and boundaries when the last batch came
         self._candidate: _Moment | None = None  # where an evaluation began, if the loader turns out to be for one
         self._evaluation: _Moment | None = None
         self._evaluation_end_s = 0.0
@@ -261,6 +266,8 @@ class StepTimer:
         elif not is_end:
             self._open.samples += samples
             self._open.loader = loader
+            num_recorded = 0 if self.device is None else max(0, self.device.num_recorded - 1)  # with that of `other`
+            self._arrival = self._open.stages.get(OTHER, 0.0), num_recorded
 
     def _follow_loader(self, loader: int | None) -> None:
         if loader in self._train_loaders:
@@ -291,7 +298,7 @@ class StepTimer:
             if self._last_loader is not None:  # otherwise it may only create lazy layers
                 self._start()
                 self._train_loaders.add(self._last_loader)
-            return self.begin_stage(FORWARD)
+            return self._begin_training_forward()
         is_other_loader = self._last_loader is not None and self._last_loader not in self._train_loaders
         if (
             self._stage in (OTHER, LOSS)
@@ -301,7 +308,22 @@ class StepTimer:
             self._switch(OTHER)
             self._evaluation = self._evaluation or self._candidate or self._moment()
             return EVALUATE
-        return self.begin_stage(FORWARD)
+        return self._begin_training_forward() if has_gradients else self.begin_stage(FORWARD)
+
+    def _begin_training_forward(self) -> str | None:
+        """Begin a forward; what no other stage has of the time since the batch arrived has prepared it."""
+        around = self.begin_stage(FORWARD)
+        if around is not None and self._arrival is not None:
+            other_s, num_recorded = self._arrival
+            stages = self._open.stages
+            prepared_s = stages.get(OTHER, 0.0) - other_s
+            if prepared_s > 0:
+                stages[OTHER] -= prepared_s
+                stages[PREPARE] = stages.get(PREPARE, 0.0) + prepared_s
+                if self.device is not None:
+                    self.device.rename_since(num_recorded, OTHER, PREPARE)
+        self._arrival = None
+        return around
 
     def end_forward(self, stage: str, *, has_gradients: bool) -> None:
         """End the outermost forward; the loss follows if it has gradients."""
@@ -323,7 +345,7 @@ class StepTimer:
         self._close_evaluation()
         self._emit_ended()
         self._has_backward = self._ever_backward = True
-        self._backward_done_s = None
+        self._backward_done_s = self._arrival = None
         self._open.micro_batches += 1
         return True
 
@@ -400,7 +422,7 @@ class StepTimer:
                 opened.loader,
             )
         self._has_backward = False
-        self._candidate = None
+        self._candidate = self._arrival = None
         self._open = _Open(end_s)
         if self.device is not None:
             self.device.end_step(self._n, self._stage)
@@ -442,7 +464,7 @@ class StepTimer:
     def _restart(self) -> float:
         self._since_s = now_s = self._now()
         self._open = _Open(now_s)
-        self._evaluation = self._candidate = None
+        self._evaluation = self._candidate = self._arrival = None
         return now_s
 
     def _moment(self) -> _Moment:
@@ -457,7 +479,7 @@ class StepTimer:
     def _extend_evaluation(self, start: _Moment) -> None:
         """Move all time since `start` into the pause."""
         self._evaluation_end_s = self._since_s = self._now()
-        self._stage = OTHER
+        self._stage, self._arrival = OTHER, None
         self._open.stages = dict(start.stages)
         self._open.samples = start.samples
         del self._open.pauses[start.num_pauses :]

@@ -10,7 +10,7 @@ from typing import Final
 
 from paceline import __version__
 from paceline.core.results import CommunicationResult, CpuResult, RankResult, StageResult, StragglerResult
-from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, SYNC, WATCHED
+from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, PREPARE, SYNC, WATCHED
 from paceline.core.units import count, join_few, share
 from paceline.core.watch_result import RankTimeline, StepPoint, WatchedPause, WatchResult
 from paceline.measure.bottleneck import (
@@ -82,7 +82,7 @@ def summarize(
     bottleneck = _find_bottleneck(clock, straggler, communication, ranks, has_gpu=has_gpu, warmup=warmup)
     start_up_s = fsum(each.end_s - each.start_s for each in first.pauses if each.name == START_UP)
     losses = tuple(loss for _, loss in sorted(first.losses.items()))
-    samples = [each.samples for each in steps if each.samples]  # none if a batch has no length
+    samples = _mean_samples(first)
     return WatchResult(
         paceline=__version__,
         command=tuple(command),
@@ -98,7 +98,7 @@ def summarize(
         measured_steps=len(steps),
         step_s=clock.wall_s / len(steps) if steps else 0.0,
         step_spread=_spread(clock.step_s),
-        samples_per_s=len(ranks) * sum(samples) / clock.wall_s if samples and len(samples) == len(steps) else None,
+        samples_per_s=len(ranks) * samples * len(steps) / clock.wall_s if samples and steps else None,
         memory_bytes=max((each.memory for each in first.steps if each.memory is not None), default=None),
         has_gpu=has_gpu,
         stages={name: StageResult(**asdict(total)) for name, total in clock.stages.items()},
@@ -312,12 +312,25 @@ def _find_bottleneck(
         to_try = advise_straggler(straggler, hosts[straggler.rank] if several else "")
     else:
         framework = ranks[0].process.framework
-        to_try = advise(found.bottleneck, framework, has_gpu=has_gpu, starts_loader=starts_loader)
+        device_s = {name: total.device_s for name, total in known.items()}
+        prepares = device_s.get(PREPARE, 0.0) > device_s.get(DATA_WAIT, 0.0)
+        to_try = advise(
+            found.bottleneck, framework, has_gpu=has_gpu, starts_loader=starts_loader, prepares_batches=prepares
+        )
     return BottleneckResult(found.bottleneck, found.evidence, found.ceiling, to_try)
 
 
 def _no_verdict(evidence: str, to_try: str = "") -> BottleneckResult:
     return BottleneckResult("unknown", evidence, "", to_try)
+
+
+def _mean_samples(records: ProcessRecords) -> float | None:
+    """Return the samples per step, None if no batch has a length.
+
+    A framework may request batches ahead: two in the first step of an epoch and none in the last.
+    """
+    samples = sum(each.samples or 0 for each in records.steps)
+    return samples / len(records.steps) if samples else None
 
 
 def _spread(step_s: Sequence[float]) -> tuple[float, float]:

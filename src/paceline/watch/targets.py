@@ -17,6 +17,7 @@ _LIGHTNING: Final = {
 }
 
 TARGETS: Final[dict[str, list[Target]]] = {
+    "builtins": [("print", LOG)],
     "logging": [("Handler.handle", LOG)],
     "torch.serialization": [("save", CHECKPOINT)],
     "torch.distributed.checkpoint.state_dict_saver": [("save", CHECKPOINT)],

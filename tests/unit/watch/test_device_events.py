@@ -57,3 +57,13 @@ def test_no_event_is_queried_while_a_graph_is_captured():
     assert device.events.read_completed() == []
     device.is_capturing = False
     assert device.events.read_completed() == [(1, {"forward": 0.001})]
+
+
+def test_a_stage_is_renamed_from_a_boundary_on():
+    device = Device()
+    for stage in ("other", "data_wait", "other", "h2d", "other"):
+        device.events.record(stage)
+    device.events.rename_since(2, "other", "prepare")
+    device.events.end_step(1, "other")
+    device.events.end_step(2, "other")
+    assert device.events.read_completed() == [(1, {"other": 0.001, "data_wait": 0.001, "prepare": 0.002, "h2d": 0.001})]

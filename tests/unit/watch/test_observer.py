@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -112,7 +113,8 @@ def test_plain_steps_are_attributed(plain):
     _, _, (records,) = plain
     totals = totals_of(records["step"][2:])
     assert {"data_wait", "forward", "loss", "backward", "optimizer", "log"} <= {name for name, s in totals.items() if s}
-    assert totals["other"] < 0.1 * sum(totals.values())  # steps of a few milliseconds
+    shares = [step["stages"].get("other", 0.0) / math.fsum(step["stages"].values()) for step in records["step"][2:]]
+    assert statistics.median(shares) < 0.1  # of a few milliseconds; other processes may interrupt some steps
     assert "exposed_communication" not in totals
 
 
@@ -145,6 +147,32 @@ def test_unusual_scripts_run_as_without_observation(tmp_path):
     assert (len(records["step"]), records["note"]) == (8, [])
 
 
+PRINTING = """
+import sys, time, torch
+
+class SlowDisk:
+    def write(self, text):
+        time.sleep(0.01)
+
+    def flush(self):
+        pass
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sys.stdout = SlowDisk()
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    print("step")  # two writes: the text and the end of the line
+"""
+
+
+def test_printing_is_logging(tmp_path):
+    run(tmp_path, "-c", PRINTING, records=tmp_path / "records")
+    (records,) = read(tmp_path / "records")
+    assert all(0.02 <= step["stages"]["log"] < 0.1 for step in records["step"][1:])
+
+
 def test_torch_can_be_imported_after_the_environment_was_cleared(tmp_path):
     code = "import os; del os.environ['PACELINE_WATCH_DIR']; import torch; print(torch.ones(1).sum().item())"
     assert run(tmp_path, "-c", code, records=tmp_path / "records") == "1.0\n"
@@ -161,6 +189,20 @@ def test_a_hidden_sitecustomize_runs(tmp_path):
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins; builtins.HIDDEN = __name__\n")
     path = f"{INJECT}:{tmp_path / 'own'}"
     assert run(tmp_path, "-c", "print(HIDDEN)", records=tmp_path / "records", PYTHONPATH=path) == "sitecustomize\n"
+
+
+def test_two_finders_that_ask_the_rest_do_not_ask_each_other_for_ever(tmp_path):
+    code = """
+import sys
+from paceline.watch.imports import AfterImport
+found = []
+for name in ("first", "second"):
+    sys.meta_path.insert(0, AfterImport(["colorsys"], lambda module, name=name: found.append((name, module.__name__))))
+import colorsys
+print(found, colorsys.rgb_to_yiq(0, 0, 0))
+"""
+    out = run(tmp_path, "-c", code, PYTHONPATH=str(INJECT.parents[2]))
+    assert out == "[('first', 'colorsys'), ('second', 'colorsys')] (0.0, 0.0, 0.0)\n"
 
 
 def test_torch_compile_compiles_the_same_graphs(tmp_path):

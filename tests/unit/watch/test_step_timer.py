@@ -117,6 +117,39 @@ def test_each_call_of_a_plain_step_is_a_stage(script):
     assert (second.samples, second.micro_batches, second.loader) == (8, 1, TRAIN)
 
 
+def test_the_time_from_a_batch_to_its_forward_prepares_it(script):
+    script.begin()
+    script.idle(0.25)
+    script.batch()
+    script.idle(1.0)
+    script.call("log", 0.5)
+    script.evaluate_batch(3.0)  # a teacher
+    script.idle(2.0)
+    script.forward()
+    script.idle(0.5)
+    script.backward()
+    script.optimize()
+    script.step()
+    (_, second, third), _ = script.finish()
+    assert stages_of(second) == {**PLAIN, "other": 0.25, "prepare": 3.0, "log": 0.5, "forward": 7.0}
+    assert stages_of(third) == PLAIN
+
+
+@pytest.mark.parametrize("act", ["backward", "optimize"])
+def test_without_a_forward_it_is_not_known_what_prepares_a_batch(script, act):
+    script.begin()
+    script.batch()
+    script.idle(1.0)
+    getattr(script, act)()
+    script.idle(2.0)
+    script.forward()
+    script.backward()
+    script.optimize()
+    steps, _ = script.finish()
+    assert sum(step.stages.get("other", 0.0) for step in steps) == 3.0
+    assert not any("prepare" in step.stages for step in steps)
+
+
 def test_the_time_before_the_first_loader_of_training_is_start_up(script):
     script.idle(3.0)
     script.start_loader(VAL)

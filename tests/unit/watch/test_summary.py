@@ -28,8 +28,8 @@ def summary_of(tmp_path):
     return build
 
 
-def alone(*records, framework="", **shares):
-    return [header(framework=framework), pause("start_up", 100, 110), *steps(N, **shares), *records, end(125.0)]
+def alone(*records, framework="", **steps_of):
+    return [header(framework=framework), pause("start_up", 100, 110), *steps(N, **steps_of), *records, end(125.0)]
 
 
 def test_times_are_those_of_the_steps_after_the_warm_up(summary_of):
@@ -46,6 +46,14 @@ def test_times_are_those_of_the_steps_after_the_warm_up(summary_of):
     assert result.stages["backward"].host_s == pytest.approx(20 * 0.2 / 3)
     assert sum(each.share for each in result.stages.values()) == pytest.approx(1)
     assert (result.command, result.exit_code, result.attributed) == (COMMAND, 0, pytest.approx(1))
+
+
+def test_samples_of_batches_that_are_requested_ahead_count_once(summary_of):
+    records = alone()
+    taken = [each for each in records if each["kind"] == "step"]
+    taken[0]["samples"], taken[-1]["samples"] = 64, None
+    assert summary_of(records).samples_per_s == pytest.approx(320)
+    assert summary_of(alone(samples=None)).samples_per_s is None
 
 
 def test_pauses_inside_of_steps_are_no_part_of_them(summary_of):
@@ -87,6 +95,13 @@ def test_a_pause_of_more_than_half_of_the_time_is_the_bottleneck(summary_of, nam
     assert result.verdict["bottleneck"] == names[name]
     assert ("persistent_workers" in result.verdict["try"]) == (name == "epoch_boundary")
     assert summary_of(alone(pause(name, 121, 124))).verdict["bottleneck"] == "compute-bound"
+
+
+def test_work_on_batches_in_the_loop_is_told_from_waiting_for_them(summary_of):
+    prepares = summary_of(alone(data_wait=0.1, prepare=0.3)).verdict
+    assert (prepares["bottleneck"], "30 %" in prepares["evidence"]) == ("input-bound", True)
+    assert "into the dataset" in prepares["try"]
+    assert "num_workers" in summary_of(alone(data_wait=0.4, prepare=0.3)).verdict["try"]
 
 
 def test_code_that_is_not_observed_is_not_guessed(summary_of):
