@@ -111,7 +111,7 @@ def run_task(task: Task, folder: Path, args: argparse.Namespace) -> dict[str, An
     top1 = {rate: fmean(accuracies(arguments, folder, rate, args.seeds)) for rate in [*rates, found.suggestion]}
     best = max(rates, key=top1.__getitem__)
     return {
-        "recipe": arguments,
+        "recipe": [*task.args, *COMMON],
         "suggested": found.suggestion,
         "accuracy": top1[found.suggestion],
         "grid": {str(rate): top1[rate] for rate in rates},
