@@ -12,6 +12,7 @@ with the same --folder, the benchmark continues where it stopped.
 import argparse
 import gzip
 import json
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def run_task(task: Task, folder: Path, args: argparse.Namespace) -> dict[str, An
     top1 = {rate: fmean(accuracies(arguments, folder, rate, args.seeds)) for rate in [*rates, found.suggestion]}
     best = max(rates, key=top1.__getitem__)
     return {
-        "recipe": arguments,
+        "recipe": [*task.args, *COMMON],
         "suggested": found.suggestion,
         "accuracy": top1[found.suggestion],
         "grid": {str(rate): top1[rate] for rate in rates},
@@ -149,7 +150,10 @@ def train(arguments: Sequence[str], folder: Path, settings: dict[str, Any], seed
         needs_speed=False,
     )
     trial = Trial("run", Patch(tuple(settings.items())))
-    outcome = runner.find_existing(trial, 1) or runner.run(trial, 1)
+    outcome = runner.find_existing(trial, 1)
+    if outcome is None:
+        shutil.rmtree(runner.get_folder(trial, 1), ignore_errors=True)  # of a run that was interrupted
+        outcome = runner.run(trial, 1)
     print(f"{folder.name} {settings} seed {seed}: {outcome.error or read_top1(outcome.rundir.path)}", flush=True)
     return outcome.rundir.path if outcome.result else None
 

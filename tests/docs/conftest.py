@@ -61,14 +61,15 @@ from pathlib import Path
 import safetensors.torch, timm, torch, torchvision
 for name, number in (("resnet18", "f37072fd"), ("resnet50", "11ad3fa6")):
     torch.save(getattr(torchvision.models, name)().state_dict(), f"{{name}}-{{number}}.pth")
-model = timm.create_model("resnet18")
-repository = "models--" + model.pretrained_cfg["hf_hub_id"].replace("/", "--")
-fetched = Path.home() / ".cache" / "huggingface" / "hub" / repository
-for path in (fetched / "refs", fetched / "snapshots" / "{COMMIT}"):
-    path.mkdir(parents=True)
-(fetched / "refs" / "main").write_text("{COMMIT}")
-for file in (path / "model.safetensors", "resnet18.safetensors"):
-    safetensors.torch.save_file(model.state_dict(), file)
+for name in ("tf_efficientnet_lite0", "resnet18"):
+    model = timm.create_model(name)
+    repository = "models--" + model.pretrained_cfg["hf_hub_id"].replace("/", "--")
+    fetched = Path.home() / ".cache" / "huggingface" / "hub" / repository
+    for path in (fetched / "refs", fetched / "snapshots" / "{COMMIT}"):
+        path.mkdir(parents=True)
+    (fetched / "refs" / "main").write_text("{COMMIT}")
+    safetensors.torch.save_file(model.state_dict(), path / "model.safetensors")
+safetensors.torch.save_file(model.state_dict(), "resnet18.safetensors")
 """
 """A script that writes random weights: files of torchvision's, and those that timm would download from the Hub."""
 LEFT = {

@@ -40,8 +40,8 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     """Copy the tensors `given`, read from `path`, into model `name`, in place; return a summary.
 
     `trained_name` is the model that they are of, if it is known. A classifier with another number of classes keeps its
-    initial weights. The first filters are fitted to the input channels. Raise `RecipeError` for any other difference;
-    `model` is then unchanged.
+    initial weights, made smaller if they are large. The first filters are fitted to the input channels. Raise
+    `RecipeError` for any other difference; `model` is then unchanged.
     """
     wanted = {key: tensor for key, tensor in model.state_dict().items() if not key.endswith(_BATCH_COUNTER)}
     given = {key: tensor for key, tensor in given.items() if not key.endswith(_BATCH_COUNTER)}
@@ -68,6 +68,8 @@ def copy_weights(model: nn.Module, given: Mapping[str, Tensor], path: str, name:
     with torch.no_grad():  # copy_ converts dtype and device
         for key in wanted.keys() - reinitialized.keys():
             wanted[key].copy_(given[key])
+        for key in reinitialized:
+            _shrink_initial_weight(wanted[key])
     sentence = f"loaded {len(wanted) - len(reinitialized)} of {len(wanted)} tensors"
     resampled = _list_resampled(before, given, skipped={*summed, *reinitialized})
     return "; ".join(
@@ -273,6 +275,19 @@ def _find_reinitialized(model: nn.Module, given: Mapping[str, Tensor]) -> dict[s
     heads = [name for name, change in outputs.items() if change == (old, new)]
     reason = f"the classifier starts fresh ({old} -> {new} classes)"
     return {key: reason for name in heads for key in (f"{name}.weight", f"{name}.bias") if key in given}
+
+
+def _shrink_initial_weight(weight: Tensor) -> None:
+    """Scale the weight of a fresh classifier, in place, to the bound of `nn.Linear` if it is far larger.
+
+    EfficientNets draw it from [-1, 1] / sqrt(classes), which suits the 1,000 classes of ImageNet. With five classes and
+    1,280 features it is 16 times the bound, and the first gradients destroy the pretrained layers.
+    """
+    if weight.ndim < 2:  # a bias
+        return
+    bound = weight[0].numel() ** -0.5
+    if weight.square().mean().sqrt() > bound:
+        weight.mul_(bound / weight.abs().max())  # the maximum has the same bits with any number of threads
 
 
 def _check_trained(model: nn.Module, reinitialized: Mapping[str, str]) -> None:

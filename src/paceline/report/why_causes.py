@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from math import copysign, prod
 from typing import Final, Literal
 
-from paceline.core.stages import CAPTURED, COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, LOG, OTHER, SYNC, TRACE
+from paceline.core.stages import CAPTURED, COMPUTE, DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, LOG, OTHER, PREPARE, SYNC, TRACE
 from paceline.core.why_result import Cause, Difference
 
 LOAD: Final = "load of other processes"
 MIN_SCORE: Final = 0.1
 """Score from which a difference counts as a cause; chosen."""
-_DATA: Final = (DATA_WAIT, EPOCH_BOUNDARY, "h2d", "device_augment")
+_DATA: Final = (DATA_WAIT, PREPARE, EPOCH_BOUNDARY, "h2d", "device_augment")
 _MODEL: Final = ("forward", "loss", "backward", CAPTURED)
 _LOGGING: Final = (LOG, SYNC, TRACE, OTHER)
 _EVERYTHING: Final = ()

@@ -94,6 +94,21 @@ def test_a_classifier_of_other_classes_alone_stays_fresh(tmp_path, name):
     assert sentence == expected
 
 
+@pytest.mark.parametrize("name", ["timm:tf_efficientnet_lite0", "torchvision:efficientnet_b0"])
+def test_a_fresh_classifier_has_no_large_weights(tmp_path, name):
+    """The library's own are 1 / sqrt(classes), for which fine-tuning on few classes loses the pretrained layers."""
+    source, model = build(0, num_classes=7, name=name), build(1, name=name)
+    own = model.classifier.weight if "timm" in name else model.classifier[1].weight
+    before = own.detach().clone()
+    path = tmp_path / "weights.pth"
+    torch.save(source.state_dict(), path)
+    load_weights(model, str(path), name)
+    bound = own.shape[1] ** -0.5
+    assert before.abs().max() > 10 * bound
+    torch.testing.assert_close(own.abs().max(), torch.tensor(bound))
+    torch.testing.assert_close(own / own.abs().max(), before / before.abs().max())
+
+
 def test_two_classifiers_of_a_distilled_network_both_stay_fresh(tmp_path):
     def distilled(num_classes: int) -> nn.Module:
         return nn.ModuleDict(
