@@ -1,6 +1,7 @@
 """How close is the time that a run predicts for itself after 20 s of training? 12 varied runs of about 90 s each.
 
-Goal: half of the estimates are within 10 % of the truth, and 95 % intervals hold for at least 10 of the 12 runs. The table has the prediction, its interval and the time that the rest of the run took, from `result.json`.
+Goal: half of the estimates are within 10 % of the truth, and 95 % intervals hold for at least 10 of the 12 runs. The
+table has the prediction, its interval and the time that the rest of the run took, from `result.json`.
 
     python benchmarks/time_estimate.py --json benchmarks/results/time-estimate.json
 
