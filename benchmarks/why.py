@@ -69,7 +69,7 @@ CAUSES = (
     Planted("script-width", "width|parameters", ("--width=8",), ("--width=24",)),
     Planted("script-neighbor", "load of other", ("--width=32",), ("--width=32",), busy=3),
     Planted("script-evaluation", "eval", ("--eval-every=4",), ("--eval-every=1",)),
-    Planted("script-checkpoints", "save|checkpoint", ("--save-every=64",), ("--save-every=2",)),
+    Planted("script-checkpoints", "save|checkpoint", ("--save-every=64",), ("--save-every=1",)),
     Planted("script-anomaly", "anomaly", (), ("--anomaly",)),
     Planted("script-model-code", "build_model|model|code",
             edit=("nn.AdaptiveAvgPool2d", "nn.Conv2d(width, width, 5, padding=2), nn.AdaptiveAvgPool2d")),
