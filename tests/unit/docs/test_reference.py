@@ -7,7 +7,6 @@ from pathlib import Path
 
 from paceline.cluster.site import load_site
 from paceline.lab.ladder_file import load_ladder
-from paceline.lab.script_ladder_file import load_script_ladder
 from paceline.lab.learn import read_space
 from paceline.recipe.load import load
 
