@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.cluster.site import load_site
 from paceline.lab.ladder_file import load_ladder
 from paceline.lab.learn import read_space
+from paceline.lab.script_ladder_file import load_script_ladder
 from paceline.recipe.load import load
 
 ROOT = Path(__file__).parents[3]
@@ -50,4 +51,5 @@ def test_every_recipe_in_the_documents_loads(tmp_path: Path) -> None:
         elif re.search(r"^\S+: \{(low|values):", text, re.MULTILINE):
             read_space(path, load("digits").recipe)
         else:
-            (load_ladder if "\nrungs:" in text else load)(str(path))
+            is_ladder, has_recipe = "\nrungs:" in text, re.search(r"^recipe:", text, re.MULTILINE)
+            (load if not is_ladder else load_ladder if has_recipe else load_script_ladder)(str(path))
