@@ -14,6 +14,7 @@ from paceline.cli.args import split_recipe_args
 from paceline.cli.submit_jobs import parse_submit_args
 from paceline.cluster.site import load_site
 from paceline.lab.ladder_file import load_ladder
+from paceline.lab.script_ladder_file import load_script_ladder
 from paceline.recipe.load import load
 
 from .commands import MEASURING
@@ -58,6 +59,9 @@ def load_recipe(cli_args: tuple[str, ...]) -> bool:
         )
     args = params.get("args") or []
     if verb not in MEASURING or (args and args[0].endswith((".yaml", ".pack"))):
+        return False
+    if params.get("script"):
+        load_script_ladder(params["script"])
         return False
     if verb == "ladder":  # its first argument is a ladder, whose recipe the overrides are for
         name, *args = args or ["auto"]

@@ -166,11 +166,10 @@ def load_for_ranks(
     return replace(loaded, recipe=resolve_batch(loaded.recipe, ranks)), ranks
 
 
-def refuse_launcher(verb: str) -> None:
+def refuse_launcher(verb: str, fix: str = "start it without a launcher, with --ranks") -> None:
     """Raise `RecipeError` if torchrun or Slurm started this process: `verb` starts its own ranks."""
     launcher = world_from_environ(os.environ).launcher
     if launcher != "single":
-        fix = "start it without a launcher, with --ranks"
         raise RecipeError(f"{verb}: starts its own ranks, but {launcher} started this process ({fix})")
 
 

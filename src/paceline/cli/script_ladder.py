@@ -14,11 +14,11 @@ from paceline.cli.experiment import Session, refuse_launcher, run_experiment, wi
 from paceline.cli.options import LadderOptions
 from paceline.cli.tables import print_rows
 from paceline.cli.watch import name_script
-from paceline.core.errors import RecipeError
+from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.results import LadderResult, ScriptChanges
 from paceline.core.host import usable_cores
 from paceline.core.units import count
-from paceline.lab.script_ladder import ScriptHost, ScriptLadderRunner, ScriptOutcome
+from paceline.lab.script_ladder import ScriptHost, ScriptLadderRunner, ScriptOutcome, count_base_runs
 from paceline.lab.script_ladder_file import ScriptLadder, describe_rung, load_script_ladder
 from paceline.lab.script_settings import ScriptSettings
 from paceline.parallel.environ import count_gpus
@@ -35,7 +35,7 @@ def script_ladder(options: LadderOptions, name: str) -> int:
     if options.list_only:
         _show_rungs(ladder, summary, as_json=options.as_json)
         return 0
-    refuse_launcher("ladder")
+    refuse_launcher("ladder", "put the launcher into the command, behind --")
     _refuse_options(options)
     if not options.args:
         raise RecipeError("--script: no command to measure (add it after --: -- python train.py)")
@@ -52,7 +52,7 @@ def script_ladder(options: LadderOptions, name: str) -> int:
         "folder": str(Path.cwd()),
         "host": [socket.gethostname(), host.gpus, host.cores],
     }
-    total = ladder.repeats * (2 * len(ladder.rungs) + 1)
+    total = count_base_runs(ladder.repeats) + 2 * ladder.repeats * len(ladder.rungs)
 
     def run(session: Session) -> LadderResult:
         steps = count(ladder.warmup_steps + ladder.steps, "step")
@@ -60,19 +60,25 @@ def script_ladder(options: LadderOptions, name: str) -> int:
         folder = session.folder.path
 
         def run_script(settings: ScriptSettings, folder: Path) -> MeasuredRun:
-            known = read_measured(settings.command, folder, warmup=ladder.warmup_steps, steps=ladder.steps)
-            if known is not None:  # of an interrupted ladder with the same rungs
+            known = read_measured(
+                settings.command, folder, warmup=ladder.warmup_steps, steps=ladder.steps, patches=settings.patches
+            )
+            if known is not None:  # of an interrupted ladder
                 return known
             shutil.rmtree(folder, ignore_errors=True)
-            return run_measured(
-                settings.command,
-                settings.apply_environ(os.environ),
-                folder,
-                warmup=ladder.warmup_steps,
-                steps=ladder.steps,
-                timeout_s=_TIMEOUT_S,
-                patches=settings.patches,
-            )
+            try:
+                return run_measured(
+                    settings.command,
+                    settings.apply_environ(os.environ),
+                    folder,
+                    warmup=ladder.warmup_steps,
+                    steps=ladder.steps,
+                    timeout_s=_TIMEOUT_S,
+                    patches=settings.patches,
+                )
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise PacelineError(f"{folder}: cannot be written: {reason} (name another --run-dir)") from None
 
         settings = ScriptSettings(tuple(options.args))
         runner = ScriptLadderRunner(
@@ -99,7 +105,9 @@ def _refuse_options(options: LadderOptions) -> None:
 
 def _digest_files(command: Sequence[str]) -> dict[str, str]:
     """Return a digest of the script, without which an unfinished ladder would go on with another one."""
-    files = [Path(word) for word in command if word.endswith(".py") and Path(word).is_file()]
+    files = [
+        Path(word) for word in command if word.endswith(".py") and os.access(word, os.R_OK) and Path(word).is_file()
+    ]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 

@@ -13,11 +13,10 @@ from paceline.core.statistics import Interval, mean_interval, product_interval, 
 from paceline.core.units import count, milliseconds
 from paceline.lab.ab_test import assess_parity, format_speedup, is_disqualifying
 from paceline.lab.repeat import alternate_order
-from paceline.lab.script_ladder_file import ScriptRung, describe_rung
+from paceline.lab.script_ladder_file import BASE, ScriptRung, describe_rung
 from paceline.lab.script_settings import ScriptSettings
 from paceline.watch.measured_run import OUTPUT, MeasuredRun
 
-BASE: Final = "as given"
 _BASE_REASON: Final = "the command as it is, the baseline of all others"
 _SAME_LOSS: Final = 1e-4
 """Relative difference of the first loss of two runs of the same command, from which the script counts as not
@@ -26,6 +25,8 @@ NOT_REPRODUCIBLE: Final = (
     "losses were not compared: two runs of the same command begin with different losses (set the script's seed, or "
     "its option for it)"
 )
+_SAME_BATCH: Final = 1.1
+_NOT_FINITE: Final = "losses are not finite"
 _MIN_WORKERS: Final = 2  # one can hardly load faster than the rank itself
 _MAX_WORKERS: Final = 8
 
@@ -84,7 +85,7 @@ class ScriptLadderRunner:
 
     def run(self) -> ScriptOutcome:
         """Measure all rungs. Raise `PacelineError` if the command as it is fails."""
-        runs = []
+        runs: list[MeasuredRun] = []
         for name in self._names(1):
             runs.append(self._run(BASE, name, self.settings))
             if runs[-1].failure:  # nothing can be compared
@@ -129,7 +130,10 @@ class ScriptLadderRunner:
                     return below, result("failed", run.failure if is_candidate else f"{below.name}: {run.failure}")
                 runs[is_candidate] = run
             pairs.append((runs[True], runs[False]))
-        ratio = ratio_interval([below_run.span_s for _, below_run in pairs], [run.span_s for run, _ in pairs])
+        costs = _costs(pairs)
+        if costs is None:
+            return below, result("left_out", "it changes the images per step, whose number is unknown")
+        ratio = ratio_interval(*costs)
         is_kept, why, parity = self._decide(rung, ratio, pairs)
         if unapplied:
             why += "".join(f"; {name} was not applied: {reason}" for name, reason in unapplied.items())
@@ -165,16 +169,19 @@ class ScriptLadderRunner:
         return replace(settings, patches={**settings.patches, "workers": workers})
 
     def _names(self, number: int) -> tuple[str, ...]:
-        """Return the folders of a rung's runs in pairs, that of the rung below first; the first rung has no pairs."""
+        """Return the folders of a rung's runs in pairs, that of the rung below first.
+
+        The first rung has no pairs, and at least two runs, as one does not show whether the script is reproducible.
+        """
         kinds = ("",) if number == 1 else ("-below", "")
-        turns = range(1, self.repeats + 1)
+        turns = range(1, (count_base_runs(self.repeats) if number == 1 else self.repeats) + 1)
         return tuple(f"trials/{number:02}{kind}-{turn}" for turn in turns for kind in kinds)
 
     def _run(self, name: str, folder: str, settings: ScriptSettings) -> MeasuredRun:
         run = self.run_script(settings, self.folder / folder)
         self._wall_s += run.result.wall_s
         speed = f"{milliseconds(run.span_s)} per step" if not run.failure else f"failed: {run.failure}"
-        self.report(f"{name}, run {folder.rpartition('-')[2]} of {self.repeats}: {speed}")
+        self.report(f"{name}, run {folder.rpartition('-')[2]}: {speed}")
         return run
 
     def _decide(
@@ -189,7 +196,7 @@ class ScriptLadderRunner:
             parity, caveat = _compare_losses(pairs)
             if parity is not None and is_disqualifying(parity):
                 return False, f"trains differently: {parity.why} ({measured})", parity
-            if parity is None and "not finite" in caveat:
+            if caveat == _NOT_FINITE:
                 return False, f"trains differently: {caveat} ({measured})", None
             caveat = f"; {caveat}" if caveat else ""
         if ratio.is_above(1):
@@ -206,6 +213,37 @@ def _describe(name: str, explains: str, patch: tuple[str, ...], status: Any, why
     return RungResult(name=name, explains=explains, patch=patch, status=status, why=why, **fields)
 
 
+def count_base_runs(repeats: int) -> int:
+    """Return the number of runs of the command as it is, below `repeats` pairs of each rung."""
+    return max(2, repeats)
+
+
+def _costs(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]) -> tuple[list[float], list[float]] | None:
+    """Return the seconds per step of the baselines and of a rung; per sample if it changes the samples of a step.
+
+    Return None if only some of the runs have a number of samples.
+    """
+    spans = [run.span_s for _, run in pairs], [run.span_s for run, _ in pairs]
+    sizes = [_samples_per_step(run) for _, run in pairs], [_samples_per_step(run) for run, _ in pairs]
+    known = [size for each in sizes for size in each if size]
+    if not known:
+        return spans
+    if len(known) < 2 * len(pairs):
+        return None
+    # Loaders that request batches ahead differ by a batch or two in a short run.
+    if max(known) <= _SAME_BATCH * min(known):
+        return spans
+    below, rung = (
+        [span / (size or 1) for span, size in zip(*each, strict=True)] for each in zip(spans, sizes, strict=True)
+    )
+    return below, rung
+
+
+def _samples_per_step(run: MeasuredRun) -> float | None:
+    rate = run.result.samples_per_s
+    return None if rate is None else rate * run.result.step_s
+
+
 def _list_unapplied(rung: ScriptRung, run: MeasuredRun) -> dict[str, str]:
     """Return the patches of a rung that found no place in the script, and why."""
     return {name: reason for name, reason in run.unapplied.items() if name in rung.patch.values}
@@ -217,8 +255,10 @@ def _compare_losses(pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]) -> tuple[P
     if any(each is None for each in means):
         return None, "losses not compared: none were seen of the same steps"
     candidates, baselines = zip(*(each for each in means if each is not None), strict=True)
-    if not all(map(math.isfinite, (*candidates, *baselines))):
-        return None, "losses are not finite"
+    if not all(map(math.isfinite, baselines)):
+        return None, "losses not compared: those of the rung below are not finite"
+    if not all(map(math.isfinite, candidates)):
+        return None, _NOT_FINITE
     if min(*candidates, *baselines) <= 0:
         return None, "losses not compared: they are not positive"
     parity = assess_parity(candidates, baselines)

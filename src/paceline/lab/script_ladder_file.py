@@ -1,5 +1,6 @@
 """Read ladders of training scripts: YAML files of arguments, variables and patches that are applied cumulatively."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -9,6 +10,8 @@ from paceline.core.errors import RecipeError, suggest_similar
 from paceline.lab.ladder_file import LADDERS, SUFFIXES, BaseRung, check_names_unique, read_ladder_file
 from paceline.recipe.schema.base import Auto, Section
 
+BASE: Final = "as given"
+"""Name of the command as it is, below the first rung."""
 SCRIPT_LADDERS: Final = LADDERS / "script"
 Value = bool | int | float | str | None
 
@@ -20,8 +23,8 @@ def _check_option(name: str) -> str:
 
 
 def _check_variable(name: str) -> str:
-    if not name or "=" in name or "\0" in name:
-        raise ValueError(f"{name!r} is not the name of a variable")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise ValueError(f"{name!r} is not the name of a variable (write NAME: VALUE)")
     return name
 
 
@@ -101,6 +104,8 @@ class ScriptLadder(Section):
     @model_validator(mode="after")
     def _check_names_unique(self) -> Self:
         check_names_unique(self.rungs)
+        if any(rung.name == BASE for rung in self.rungs):
+            raise ValueError(f"rungs: {BASE!r} is the name of the command without changes (rename the rung)")
         return self
 
 

@@ -106,9 +106,10 @@ def _remove(arguments: Sequence[str], name: str, *, has_value: bool) -> tuple[li
     position = None
     skips_next = False
     for word in arguments:
-        if skips_next:
+        if skips_next and not word.startswith("--"):  # which begins the next option, as after a flag
             skips_next = False
             continue
+        skips_next = False
         is_pair = word.startswith(f"{name}=")
         if is_pair or (word == name and name.startswith("-")):
             position = len(kept) if position is None else position

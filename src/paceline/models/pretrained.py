@@ -286,7 +286,7 @@ def _shrink_initial_weight(weight: Tensor) -> None:
     if weight.ndim < 2:  # a bias
         return
     bound = weight[0].numel() ** -0.5
-    if weight.square().mean().sqrt() > bound:
+    if weight.square().mean().sqrt() > 2 * bound:
         weight.mul_(bound / weight.abs().max())  # the maximum has the same bits with any number of threads
 
 

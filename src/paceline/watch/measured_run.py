@@ -95,16 +95,25 @@ def run_measured(
             end_process_tree(process)
     run = _read_run(command, reader, code, warmup, steps)
     if _have_taken(reader.processes(), warmup + steps):
-        write_atomic(folder / _ENDED, json.dumps({"exit_code": code}) + "\n")
+        ended = {"exit_code": code, "command": list(command), "patches": dict(patches or {})}
+        write_atomic(folder / _ENDED, json.dumps(ended) + "\n")
         return run
     return replace(run, failure=_explain_failure(reader, code, warmup + steps, timeout_s if is_late else None, folder))
 
 
-def read_measured(command: Sequence[str], folder: Path, *, warmup: int, steps: int) -> MeasuredRun | None:
-    """Return the run that `run_measured` wrote to `folder` with the same arguments; None if it has not ended well."""
+def read_measured(
+    command: Sequence[str], folder: Path, *, warmup: int, steps: int, patches: Mapping[str, Any] | None = None
+) -> MeasuredRun | None:
+    """Return the run that `run_measured` wrote to `folder` with the same command and patches.
+
+    Return None if there is none, or if it has not ended well.
+    """
     try:
-        code = read_json(folder / _ENDED)["exit_code"]
+        ended = read_json(folder / _ENDED)
+        code, settings = ended["exit_code"], (ended["command"], ended["patches"])
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if settings != (list(command), dict(patches or {})):
         return None
     return _read_run(command, RecordReader(folder / RECORDS), code, warmup, steps)
 
@@ -156,16 +165,18 @@ def end_process_tree(process: "subprocess.Popen[bytes]") -> None:
     """End a process started in a session of its own, and all processes below it: SIGTERM, and after 10 s SIGKILL."""
     # torchrun starts each rank in a session of its own, so their group is not enough.
     below = {pid: _start_tick(pid) for pid in descendants(process.pid)}
-    if process.poll() is None:
-        _send(os.killpg, process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-        below |= {pid: _start_tick(pid) for pid in descendants(process.pid)}
-    for pid, started in below.items():
-        if _start_tick(pid) == started != "":  # another process may have got the number of one that has ended
-            _send(os.kill, pid, signal.SIGKILL)
-    _send(os.killpg, process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        if process.poll() is None:
+            _send(os.killpg, process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+            below |= {pid: _start_tick(pid) for pid in descendants(process.pid)}
+    finally:  # also after Ctrl-C while waiting
+        for pid, started in below.items():
+            if _start_tick(pid) == started != "":  # another process may have got the number of one that has ended
+                _send(os.kill, pid, signal.SIGKILL)
+        _send(os.killpg, process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _send(send: Callable[[int, int], None], pid: int, number: signal.Signals) -> None:

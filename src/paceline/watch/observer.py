@@ -257,7 +257,8 @@ class Observer:
                 return original(*args, **kwargs)
             tensors = args[0] if args else kwargs.get("tensors")
             if self._losses is not None:
-                self._try(self._losses.add, torch, tensors)
+                with contextlib.suppress(Exception):  # the times count without losses
+                    self._losses.add(torch, tensors)
             hook = self._try(self._mark_gradients_in, tensors)
             try:
                 return original(*args, **kwargs)
@@ -486,7 +487,6 @@ class Observer:
             "rank": rank,
             "local_rank": _integer(os.environ.get("LOCAL_RANK")),
             "world_size": world_size,
-            "argv": [str(each) for each in sys.argv],
             "python": sys.version.split()[0],
             "torch": str(torch.__version__),
             "unix_s": time.time(),
@@ -518,6 +518,8 @@ class Observer:
             if self.timer.is_on:
                 self._add_pauses(self.timer.finish())
                 self._add_device_stages()
+                if self._losses is not None:
+                    self._add_losses(self._losses)
             self._writer.add({"kind": "end", "end_s": time.perf_counter(), "steps": self.timer.num_steps})
             self._writer.flush()
         except Exception as error:

@@ -60,16 +60,15 @@ class ScriptPatches:
             _replace_constructor(torch.nn.parallel.DistributedDataParallel, self._changing(self._change_ddp))
         if self._has(_OPTIMIZER):
             for optimizer in vars(torch.optim).values():
-                if inspect.isclass(optimizer) and "fused" in inspect.signature(optimizer).parameters:
+                if inspect.isclass(optimizer) and {"fused", "foreach"} & inspect.signature(optimizer).parameters.keys():
                     _replace_constructor(optimizer, self._changing(self._change_optimizer))
         if "channels_last" in self._values:
             _replace_constructor(torch.nn.parallel.DistributedDataParallel, self._convert_module)
             _replace_constructor(torch.optim.Optimizer, self._convert_parameters)
-        self._set_globals()
 
     def patch_model(self, modules: Iterable[Any]) -> None:
         """Change the models that have trained, after the first step."""
-        self._set_globals()  # again, as the script may have set them
+        self._set_globals()  # after the script has set its own
         modules = list(modules)
         inside = {id(each) for module in modules for each in module.modules() if each is not module}
         for module in modules:
@@ -81,17 +80,25 @@ class ScriptPatches:
             module.forward = _Autocast(self._torch, module.forward, getattr(self._torch, self._values["autocast"]))
             self._applied.add("autocast")
         if "compile" in self._values:
-            module.compile()
-            self._applied.add("compile")
+            if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+                self._explain("compile", "the script compiles the model already")
+            else:
+                module.compile()
+                self._applied.add("compile")
 
     def _set_globals(self) -> None:
         torch = self._torch
         if "threads" in self._values:
-            torch.set_num_threads(self._values["threads"])
-            self._applied.add("threads")
-        if "cudnn_benchmark" in self._values:
-            torch.backends.cudnn.benchmark = self._values["cudnn_benchmark"]
-            if torch.cuda.is_initialized():
+            if torch.get_num_threads() == self._values["threads"]:
+                self._explain("threads", f"the script has {self._values['threads']} already")
+            else:
+                torch.set_num_threads(self._values["threads"])
+                self._applied.add("threads")
+        if "cudnn_benchmark" in self._values and torch.cuda.is_initialized():
+            if torch.backends.cudnn.benchmark == self._values["cudnn_benchmark"]:
+                self._explain("cudnn_benchmark", f"the script has {self._values['cudnn_benchmark']} already")
+            else:
+                torch.backends.cudnn.benchmark = self._values["cudnn_benchmark"]
                 self._applied.add("cudnn_benchmark")
 
     # Constructors
@@ -141,14 +148,16 @@ class ScriptPatches:
         self._reasons[name] = reason
 
     def _change_loader(self, arguments: Arguments) -> None:
-        if isinstance(arguments["dataset"], self._torch.utils.data.IterableDataset) and not arguments["num_workers"]:
-            # Without workers it need not divide its samples between them.
-            self._explain("workers", "its IterableDataset may not divide its samples over workers")
-            return
+        # Without workers an IterableDataset need not divide its samples between them.
+        is_alone = isinstance(arguments["dataset"], self._torch.utils.data.IterableDataset)
+        is_alone = is_alone and not arguments["num_workers"]
+        workers = arguments["num_workers"] if is_alone else self._values.get("workers") or arguments["num_workers"]
         for name, keyword in _LOADER.items():
             if name not in self._values:
                 continue
-            if name in _NEEDS_WORKERS and not (self._values.get("workers") or arguments["num_workers"]):
+            if name == "workers" and is_alone:
+                self._explain(name, "its IterableDataset may not divide its samples over workers")
+            elif name in _NEEDS_WORKERS and not workers:
                 self._explain(name, "the DataLoader has no workers")
             else:
                 self._set_argument(arguments, name, keyword)
@@ -156,8 +165,8 @@ class ScriptPatches:
             arguments.update(persistent_workers=False, prefetch_factor=None, timeout=0, multiprocessing_context=None)
 
     def _change_optimizer(self, arguments: Arguments) -> None:
-        self._change_arguments(arguments, _OPTIMIZER)
-        if self._values.get("fused_optimizer"):  # both at once are refused
+        self._change_arguments(arguments, {name: each for name, each in _OPTIMIZER.items() if each in arguments})
+        if self._values.get("fused_optimizer") and arguments.get("fused"):  # both at once are refused
             arguments["foreach"] = None
 
     # Channels last
@@ -181,8 +190,9 @@ class ScriptPatches:
         for each in parameters:
             if each.dim() != 4:
                 continue
-            if each.is_contiguous(memory_format=layout) and not each.is_contiguous():
-                self._explain("channels_last", "the script has weights in channels_last already")
+            if each.is_contiguous(memory_format=layout):
+                if not each.is_contiguous():  # those of a 1x1 convolution are both
+                    self._explain("channels_last", "the script has weights in channels_last already")
                 continue
             each.data = each.data.contiguous(memory_format=layout)
             self._applied.add("channels_last")

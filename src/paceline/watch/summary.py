@@ -10,6 +10,7 @@ from typing import Final
 
 from paceline import __version__
 from paceline.core.results import CommunicationResult, CpuResult, RankResult, StageResult, StragglerResult
+from paceline.core.secrets import mask_secrets
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, PREPARE, SYNC, WATCHED
 from paceline.core.units import count, join_few, share
 from paceline.core.watch_result import RankTimeline, StepPoint, WatchedPause, WatchResult
@@ -67,7 +68,7 @@ def summarize(
     if not ranks:
         return WatchResult(
             paceline=__version__,
-            command=tuple(command),
+            command=mask_secrets(command),
             exit_code=exit_code,
             verdict=_no_verdict("No process took an optimizer step of PyTorch that could be watched.").to_dict(),
             notes=tuple(dict.fromkeys(stray_notes)),
@@ -85,7 +86,7 @@ def summarize(
     samples = _mean_samples(first)
     return WatchResult(
         paceline=__version__,
-        command=tuple(command),
+        command=mask_secrets(command),
         exit_code=exit_code,
         framework=first.process.framework,
         torch=first.process.torch,

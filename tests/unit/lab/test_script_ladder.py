@@ -15,9 +15,12 @@ from paceline.watch.measured_run import MeasuredRun
 RESULT = WatchResult(paceline="0", command=("train",), exit_code=0, verdict={}, world_size=1, hosts=("host",))
 
 
-def run_of(step_s: float, *, loss: float = 1.0, failure: str = "", unapplied=None, ranks: int = 1) -> MeasuredRun:
+def run_of(
+    step_s: float, *, loss: float = 1.0, failure: str = "", unapplied=None, ranks: int = 1, samples: int = 8
+) -> MeasuredRun:
     losses = {n: loss / n for n in range(1, 9)}
-    result = RESULT.model_copy(update={"world_size": ranks})
+    rates = {"step_s": step_s, "samples_per_s": samples / step_s}
+    result = RESULT.model_copy(update={"world_size": ranks, **rates})
     return MeasuredRun(result, (step_s,) * 5, step_s, losses, None, failure, unapplied or {})
 
 
@@ -36,6 +39,8 @@ class Script:
             step_s /= 2
         if "--lr" in settings.command:
             step_s, loss = step_s / 2, 1.1
+        if "--batch" in settings.command:  # a step of half of the samples, in 0.7 of the time
+            return run_of(0.7 * step_s, samples=4)
         if "--bad" in settings.command:
             return run_of(1.0, failure="took no step: ValueError: bad")
         unapplied = {"ddp_bucket_mb": "no DistributedDataParallel was created"} if settings.patches else {}
@@ -76,6 +81,12 @@ def test_rungs_are_judged_by_speed_and_losses(tmp_path):
     assert outcome.settings.patches == {"workers": 6}  # of six cores for one rank
     # The order alternates, and each rung is compared with the last one kept.
     assert script.order[3:9] == ["02-1", "02-below-1", "02-below-2", "02-2", "02-3", "02-below-3"]
+
+
+def test_a_rung_of_other_batches_is_judged_per_sample(tmp_path):
+    outcome, _ = measure(tmp_path, Script(), ScriptRung(name="small batch", args={"--batch": 4}, parity="free"))
+    assert outcome.rungs[1].status == "dropped"
+    assert outcome.rungs[1].over_below.value == pytest.approx(0.5 / 0.7, rel=0.02)
 
 
 def test_a_free_rung_may_train_differently(tmp_path):

@@ -170,7 +170,7 @@ for _ in range(3):
 def test_printing_is_logging(tmp_path):
     run(tmp_path, "-c", PRINTING, records=tmp_path / "records")
     (records,) = read(tmp_path / "records")
-    assert all(0.02 <= step["stages"]["log"] < 0.1 for step in records["step"][1:])
+    assert all(step["stages"]["log"] >= 0.02 for step in records["step"][1:])
 
 
 def test_torch_can_be_imported_after_the_environment_was_cleared(tmp_path):
