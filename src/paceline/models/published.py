@@ -377,31 +377,29 @@ def fetch_hub_file(file: HubFile, setting: str, *, may_download: bool = True) ->
     )
     if not may_download:
         raise NotCachedError(f"{start} is not in the cache {folder.parent} ({way})")
-    with _one_at_a_time(folder.parent / ".locks" / folder.name / "paceline.lock") as has_waited:
-        cached = _find_in_hub_cache(file) if has_waited else None
-        return cached or _download_hub_file(file, start, way)
+    with _one_at_a_time(folder.parent / ".locks" / folder.name / "paceline.lock"):
+        # Again, as another process may have downloaded it since, also before this one asked for the lock.
+        return _find_in_hub_cache(file) or _download_hub_file(file, start, way)
 
 
 @contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[bool]:
-    """Let one process pass at once, by a lock on the file `path`; the others wait for it, and get True."""
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Let one process pass at once, by a lock on the file `path`; the others wait for it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = open_lock_file(path)
     except OSError:  # a cache that cannot be written, or another user's lock
-        yield False
+        yield
         return
-    has_waited = False
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             # Shared: if the first process failed, the others fail at the same time, not one after the other.
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-            has_waited = True
         except OSError:  # a file system without locks
             pass
-        yield has_waited
+        yield
     finally:
         os.close(descriptor)
 
