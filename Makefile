@@ -27,7 +27,7 @@ MAIN_PATHS := $(call NAMED,integration,train resume exact) $(call NAMED,faults,c
   $(call NAMED,numerics,allreduce checkpoints consensus evaluation many_ranks nonfinite powersgd strategies) \
   $(call NAMED,numerics,sync_batch_norm) $(call NAMED,examples,minimal_ddp)
 ALONE := $(call NAMED,cluster/hosts,doctor link) $(call NAMED,faults,data doctor) $(call NAMED,numerics,timing) \
-  $(call NAMED,integration,contention doctor_ranks script_ladder trace truth watch why)
+  $(call NAMED,integration,contention doctor_ranks script_ladder trace truth why)
 PYTEST := $(BIN)/python -m pytest -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 IN_TWO := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder \
   --max-worker-restart 0
