@@ -10,7 +10,7 @@ from paceline.report.render import render_html
 from paceline.report.why_causes import MIN_SCORE, find_effect, find_score
 from paceline.report.why_compare import compare_sides
 from paceline.report.why_page import build_why_page
-from paceline.report.why_sides import Side
+from paceline.report.why_sides import Side, read_side
 
 STAGES = {"data_wait": 0.01, "forward": 0.03, "loss": 0.001, "backward": 0.05, "optimizer": 0.005, "other": 0.004}
 SETTINGS = {
@@ -117,7 +117,8 @@ def test_an_argument_that_is_also_a_setting_is_named_once():
 
 
 def test_two_arguments_of_equal_values_are_both_named():
-    result = compare_sides(side(), side("b", stages={"forward": 0.1}, settings={"argv.--foo": "given", "argv.--bar": "given"}))
+    settings = {"argv.--foo": "given", "argv.--bar": "given"}
+    result = compare_sides(side(), side("b", stages={"forward": 0.1}, settings=settings))
     assert {each.difference.name for each in result.causes} == {"argv.--foo", "argv.--bar"}
     assert result.also_different == ()
 
@@ -195,3 +196,13 @@ def test_folders_for_results_are_not_put_back(name):
 @pytest.mark.parametrize("name", ["--data-dir", "--train-dir", "--val-dir", "--model", "--model-name"])
 def test_other_folders_and_names_are(name):
     assert find_effect(f"argv.{name}").speed >= MIN_SCORE
+
+
+def test_losses_of_a_run_count_only_if_every_step_was_logged(runs, tmp_path):
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL)
+    logged = read_side(rundir.path)  # every fourth step
+    assert logged.losses == {}
+    assert logged.last_losses
+    rows = [{"step": step, "loss": 1.0 / step, "images_per_s": 2700.0} for step in range(1, 7)]
+    runs.write_lines(rundir.steps, rows)
+    assert read_side(rundir.path).losses == {row["step"]: row["loss"] for row in rows}
