@@ -143,11 +143,11 @@ def _can_put_back(name: str, result: WatchResult) -> bool:
 
 def find_masked_argument(command: Sequence[str]) -> str | None:
     """Return the name or position of an argument of a watched command whose value was not recorded, else None."""
-    return next((name for name, words in group_arguments(command).items() if _is_masked(words)), None)
+    return next((name for name, given in group_arguments(command).items() if _is_masked(given)), None)
 
 
-def _is_masked(words: Sequence[str]) -> bool:
-    return any(MASK in each for each in words)
+def _is_masked(argument: Sequence[str]) -> bool:
+    return any(MASK in each for each in argument)
 
 
 def build_script_runs(
