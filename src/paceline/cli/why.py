@@ -1,6 +1,7 @@
 """`paceline why`: explain why a run is slower than another one, or why it ended worse."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -14,11 +15,13 @@ from paceline.core.errors import RecipeError
 from paceline.core.run_dir import RunDir
 from paceline.core.watch_result import read_watch_result
 from paceline.core.why_result import RerunResult, WhyResult
-from paceline.data.files import printable
-from paceline.report.why_causes import find_effect
+from paceline.data.files import expand_path, printable
+from paceline.report.text import clean_text
+from paceline.report.why_causes import MIN_SCORE, find_effect, find_score
 from paceline.report.why_compare import compare_sides, find_differences
 from paceline.report.why_page import build_why_page
 from paceline.report.why_sides import Side, read_side
+from paceline.watch.setup import MASK
 
 if TYPE_CHECKING:
     from paceline.lab.why_rerun import Change, RecipeRuns, ScriptRuns
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 def why(options: WhyOptions) -> int:
     """Run `paceline why`, and return the exit code."""
     check_out_format(options.out)
-    folders = [each.expanduser() for each in (options.a, options.b)]
+    folders = [expand_path(str(each)) for each in (options.a, options.b)]
     if folders[0].resolve() == folders[1].resolve():
         raise RecipeError(f"why: {options.a} and {options.b} are one folder (name two runs)")
     a, b = map(read_side, folders)
@@ -41,15 +44,14 @@ def why(options: WhyOptions) -> int:
 
 def _rerun(a: Side, b: Side, result: WhyResult, options: WhyOptions) -> RerunResult:
     """Measure the differences that can be put back, the likeliest causes first. Raise `PacelineError` without any."""
-    from paceline.lab.why_rerun import MAX_CHANGES, list_left, measure_changes
+    from paceline.lab.why_rerun import MAX_CHANGES, NotMeasuredError, list_left, measure_changes
 
     assert result.speed is not None
     if result.speed.verdict == "same":
         raise RecipeError(f"--rerun: {b.path} is as fast as {a.path}, so nothing is to be measured (leave it out)")
-    scores = {each.difference.name: each.score for each in result.causes}
-    differences = [each.name for each in find_differences(a, b)]
-    names = [each for each in differences if find_effect(each).speed > 0]
-    names.sort(key=lambda name: -scores.get(name, find_effect(name).speed / 2))
+    # Others are left as they are: they take no time, or name a folder in which the second run has its files.
+    timed = [each for each in find_differences(a, b) if find_effect(each.name).speed >= MIN_SCORE]
+    names = [each.name for each in sorted(timed, key=lambda each: -find_score(each, result.causes))]
     build = _plan_script_runs if a.kind == "watched script" else _plan_recipe_runs
     changes, build_runs = build(a, b, names, options, per_sample=result.speed.unit == "sample")
     if not changes:
@@ -58,23 +60,37 @@ def _rerun(a: Side, b: Side, result: WhyResult, options: WhyOptions) -> RerunRes
         )
     folder = RunDir.claim("why", datetime.now()).path
     print(f"runs: {printable(folder)}", file=sys.stderr, flush=True)
-    return measure_changes(
-        build_runs(folder).measure,
-        changes[:MAX_CHANGES],
-        list(list_left(names, changes[:MAX_CHANGES])),
-        ratio=result.speed.ratio.value,
-        steps=options.steps,
-        repeats=options.repeats,
-        report=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    try:
+        return measure_changes(
+            build_runs(folder).measure,
+            changes[:MAX_CHANGES],
+            list(list_left(names, changes[:MAX_CHANGES])),
+            ratio=result.speed.ratio.value,
+            steps=options.steps,
+            repeats=options.repeats,
+            report=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except NotMeasuredError as error:
+        raise RecipeError(f"--rerun: {error} (lower --steps, or see {printable(folder)})") from error
 
 
 def _plan_script_runs(
     a: Side, b: Side, names: list[str], options: WhyOptions, *, per_sample: bool
 ) -> "tuple[list[Change], Callable[[Path], ScriptRuns]]":
-    from paceline.lab.why_rerun import build_script_runs, find_script_changes
+    from paceline.lab.why_rerun import build_script_runs, find_masked_argument, find_script_changes
+    from paceline.recipe.consent import TRUST_CODE
 
     first, second = (read_watch_result(each.path) for each in (a, b))
+    if not options.trust_code:
+        raise RecipeError(
+            f"{printable(a.path)}: command: {clean_text(shlex.join(first.command), 200)} would run with your full "
+            f"permissions (add {TRUST_CODE} if you trust the authors of {printable(a.path)} and {printable(b.path)})"
+        )
+    if (masked := find_masked_argument(first.command)) is not None:
+        raise RecipeError(
+            f"{printable(a.path)}: command: {printable(masked)} is {MASK}, as its value was not recorded (give it to "
+            "the script in an environment variable, and watch it again)"
+        )
     build = partial(
         build_script_runs, first, second, os.environ,
         steps=options.steps, warmup=first.warmup_steps, per_sample=per_sample,

@@ -96,8 +96,8 @@ class RerunResult(ResultModel):
 class WhyResult(ResultModel):
     """Why run B is slower or ends worse than run A; `a` and `b` are their folders.
 
-    `causes` explain the speed and `outcome_causes` how they ended, the likeliest first. `also_different` can explain
-    neither.
+    `causes` explain the speed and `outcome_causes` how they ended, the likeliest first. `also_different` are all
+    other differences.
     """
 
     kind: Literal["why"] = "why"

@@ -83,7 +83,7 @@ def set_argument(command: Sequence[str], name: str, value: Value) -> tuple[str, 
     An option takes the place of the same one, as `--x 1` or `--x=1`; a `name` without dashes is that of `name=value`.
     True adds a flag, False removes one, and None removes an option with its value. New arguments come last.
     """
-    start = _find_arguments(command)
+    start = find_arguments(command)
     head, arguments = list(command[:start]), list(command[start:])
     kept, position = _remove(arguments, name, has_value=not isinstance(value, bool))
     if value is None or (value is False and name.startswith("-")):
@@ -119,7 +119,7 @@ def _remove(arguments: Sequence[str], name: str, *, has_value: bool) -> tuple[li
     return kept, position
 
 
-def _find_arguments(command: Sequence[str]) -> int:
+def find_arguments(command: Sequence[str]) -> int:
     """Return the index after the script or module of a command; 1 if there is neither."""
     scripts = [index for index, word in enumerate(command) if index and word.endswith(".py")]
     modules = [

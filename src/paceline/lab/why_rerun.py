@@ -18,11 +18,12 @@ from paceline.core.why_result import RerunResult, RerunRow
 from paceline.lab.patches import build_measurement_patch, expand_equivalent_paths
 from paceline.lab.repeat import alternate_order
 from paceline.lab.runner import TrialRunner
+from paceline.lab.script_settings import find_arguments
 from paceline.lab.trial import Trial, apply_patch, write_recipe
 from paceline.recipe.load import Patch, iter_settings
 from paceline.recipe.schema import Recipe
 from paceline.watch.measured_run import run_measured
-from paceline.watch.setup import PREFIXES, group_arguments
+from paceline.watch.setup import MASK, group_arguments, is_recorded, is_whole
 
 MAX_CHANGES: Final = 5
 """Differences that are put back one by one; the likeliest causes."""
@@ -105,15 +106,11 @@ class ScriptRuns:
     def measure(self, changes: Sequence[Change]) -> float:
         """Run the first command with `changes`, and return its seconds per unit. Raise `NotMeasuredError`."""
         names = [name for each in changes for name in each]
-        command = replace_arguments(
-            self.first.command, self.second.command, [_word(each) for each in names if each.startswith(_ARGUMENT)]
+        arguments = [_word(each) for each in names if each.startswith(_ARGUMENT)]
+        command = replace_arguments(self.first.command, self.second.command, arguments)
+        environ = replace_variables(
+            self.environ, self.first, self.second, [each.removeprefix(_ENV) for each in names if each.startswith(_ENV)]
         )
-        environ = {name: value for name, value in self.environ.items() if not name.startswith(PREFIXES)}
-        environ |= _variables(self.first)
-        for name in (each for each in names if each.startswith(_ENV)):
-            environ.pop(name.removeprefix(_ENV), None)
-            if name in self.second.setup:
-                environ[name.removeprefix(_ENV)] = self.second.setup[name]
         folder = self.folder / str(next(self._number))
         run = run_measured(command, environ, folder, warmup=self.warmup, steps=self.steps, timeout_s=_TIMEOUT_S)
         if run.failure:
@@ -126,14 +123,31 @@ class ScriptRuns:
 
 def find_script_changes(first: WatchResult, second: WatchResult, names: Sequence[str]) -> list[Change]:
     """Return those of the differences `names` of two watched commands that can be put back."""
-    ours, theirs = (group_arguments(each.command) for each in (first, second))
+    ours, theirs = (_group_script_arguments(each.command)[1] for each in (first, second))
     return [
         (name,)
         for name in names
-        if name.startswith(_ENV)
-        # A position in the script's arguments is another one in the command.
-        or (name.startswith(f"{_ARGUMENT}-") and ours.get(_word(name)) != theirs.get(_word(name)))
+        if (name.startswith(_ENV) and _can_put_back(name, first) and _can_put_back(name, second))
+        # Not those that have a position alone: one may be the folder in which the second run has its files.
+        or (
+            name.startswith(f"{_ARGUMENT}-")
+            and ours.get(_word(name)) != theirs.get(_word(name))
+            and not _is_masked(theirs.get(_word(name), ()))
+        )
     ]
+
+
+def _can_put_back(name: str, result: WatchResult) -> bool:
+    return is_recorded(name.removeprefix(_ENV)) and is_whole(result.setup.get(name, ""))
+
+
+def find_masked_argument(command: Sequence[str]) -> str | None:
+    """Return the name or position of an argument of a watched command whose value was not recorded, else None."""
+    return next((name for name, given in group_arguments(command).items() if _is_masked(given)), None)
+
+
+def _is_masked(argument: Sequence[str]) -> bool:
+    return any(MASK in each for each in argument)
 
 
 def build_script_runs(
@@ -154,19 +168,49 @@ def _word(name: str) -> str:
     return name.removeprefix(_ARGUMENT)
 
 
+def replace_variables(
+    environ: Mapping[str, str], first: WatchResult, second: WatchResult, names: Sequence[str]
+) -> dict[str, str]:
+    """Return `environ` with the recorded variables as `first` had them, and `names` as `second` had them.
+
+    Variables that are not recorded keep their value, as do those that are too long to be recorded whole.
+    """
+    ours, theirs = _variables(first), _variables(second)
+    found = {name: value for name, value in environ.items() if not is_recorded(name) or f"{_ENV}{name}" in first.setup}
+    found |= ours
+    for name in names:
+        found.pop(name, None)
+        if name in theirs:
+            found[name] = theirs[name]
+    return found
+
+
 def _variables(result: WatchResult) -> dict[str, str]:
-    return {name.removeprefix(_ENV): value for name, value in result.setup.items() if name.startswith(_ENV)}
+    return {
+        name.removeprefix(_ENV): value
+        for name, value in result.setup.items()
+        if name.startswith(_ENV) and _can_put_back(name, result)
+    }
 
 
 def replace_arguments(command: Sequence[str], other: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return `command` with the arguments `names` as `other` has them, or without those that it lacks."""
-    ours, theirs = group_arguments(command), group_arguments(other)
+    """Return `command` with the arguments `names` of its script as `other` has them, or without those that it lacks."""
+    if not names:
+        return list(command)
+    launch, ours = _group_script_arguments(command)
+    _, theirs = _group_script_arguments(other)
     for name in names:
         if name in theirs:
             ours[name] = theirs[name]
         else:
             ours.pop(name, None)
-    return [word for each in ours.values() for word in each]
+    return [*launch, *(word for each in ours.values() for word in each)]
+
+
+def _group_script_arguments(command: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the words up to the script, whose options are those of a launcher, and the arguments of the script."""
+    start = find_arguments(command)
+    return list(command[:start]), group_arguments(command[start:])
 
 
 @dataclass(frozen=True)

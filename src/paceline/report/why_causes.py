@@ -93,8 +93,10 @@ _EFFECTS: Final = (
     Effect(r"^ code .* (log\w*|print\w*|report\w*) ", _LOGGING, 0.9, 0, "This code logs."),
     Effect(r"^ code .* (forward|model|net\w*|block\w*|layer\w*) ", _MODEL, 0.95, 0.7, "This code is the model's."),
     Effect(r"^ code ", _EVERYTHING, 0.7, 0.6, "The script's code differs."),
-    Effect(r"^ argv ((run|exp|experiment|output|log) )?(port|out|output|dir|folder|id|tag|name) $", _EVERYTHING, 0.05,
-           0.02, "It names something."),
+    Effect(r"^ argv ((run|exp|experiment|output|log) )?(port|out|output|dir|folder|id|tag|name) $|"
+           r"^ argv (out|output|logs?|logging|save|ckpt|checkpoints?|results?) (dir|folder|path|file) $|"
+           r"^ argv (o|logdir|outdir|savedir|model dir|default root dir) $", _EVERYTHING, 0.05, 0.02,
+           "It names something."),
     Effect(r" optim(izer)? (class|name|implementation|fused|foreach|capturable|groups|newton)",
            ("optimizer",), 1.0, 0.9, "Optimizers differ in work per step and in how they update.",
            begins="first update"),
@@ -214,16 +216,30 @@ def _to_number(text: str | None) -> float | None:
     return None
 
 
-def describe_change(difference: Difference) -> tuple[str, str | None, str | None]:
-    """Return a key that is equal for an argument and a setting which are the same change."""
-    return find_effect(difference.name).reason, difference.a, difference.b
+def is_same_change(one: Difference, other: Difference) -> bool:
+    """Return whether one is an argument or variable, and the other the setting that it gave its value to."""
+    is_given = [each.name.startswith(("argv.", "env.")) for each in (one, other)]
+    effects = [find_effect(each.name) for each in (one, other)]
+    shared = set.intersection(*(set(_SEPARATORS.split(each.name.lower())) for each in (one, other)))
+    return (
+        is_given[0] != is_given[1]
+        and effects[0].reason == effects[1].reason
+        and bool(shared - {""})
+        and (one.a, one.b) == (other.a, other.b)
+    )
 
 
-def _without_repeats(causes: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield causes above `MIN_SCORE`, one per change of a value: an argument often is a setting, too."""
-    seen = set()
+def find_score(difference: Difference, causes: Sequence[Cause]) -> float:
+    """Return the score of a difference, or of the cause that is the same change; 0 if there is none."""
+    found = (each for each in causes if each.difference == difference or is_same_change(each.difference, difference))
+    return max((each.score for each in found), default=0.0)
+
+
+def _without_repeats(causes: Sequence[Cause]) -> list[Cause]:
+    """Return causes from `MIN_SCORE`, one per change: an argument often is a setting, too."""
+    kept: list[Cause] = []
     for each in causes:
-        change = describe_change(each.difference)
-        if each.score >= MIN_SCORE and change not in seen:
-            seen.add(change)
-            yield each
+        is_repeat = any(is_same_change(each.difference, other.difference) for other in kept)
+        if each.score >= MIN_SCORE and not is_repeat:
+            kept.append(each)
+    return kept

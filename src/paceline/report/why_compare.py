@@ -10,7 +10,7 @@ from paceline.core.errors import RecipeError
 from paceline.core.statistics import NORMAL_QUANTILE, Interval, difference_interval
 from paceline.core.units import share
 from paceline.core.why_result import Cause, Difference, OutcomeGap, PartGap, SpeedGap, Verdict, WhyResult
-from paceline.report.why_causes import LOAD, describe_change, rank_outcome_causes, rank_speed_causes
+from paceline.report.why_causes import LOAD, rank_outcome_causes, rank_speed_causes
 from paceline.report.why_sides import Side, final_metric
 
 _RUN_SPREAD: Final = 0.05
@@ -43,7 +43,7 @@ def compare_sides(a: Side, b: Side) -> WhyResult:
                 knows_first=1 in a.losses and 1 in b.losses,
             )
         )
-    named = {describe_change(each.difference) for each in (*causes, *outcome_causes)}
+    named = {each.difference.name for each in (*causes, *outcome_causes)}
     return WhyResult(
         paceline=__version__,
         a=str(a.path),
@@ -52,7 +52,7 @@ def compare_sides(a: Side, b: Side) -> WhyResult:
         causes=tuple(causes),
         outcome=outcome,
         outcome_causes=tuple(outcome_causes),
-        also_different=tuple(each for each in differences if describe_change(each) not in named),
+        also_different=tuple(each for each in differences if each.name not in named),
         notes=tuple(_find_notes(a, b, speed)),
     )
 
@@ -161,7 +161,10 @@ def _outcome_half_width(a: Side, b: Side, metric: str) -> float:
 
 
 def _first_step(a: Mapping[int, float], b: Mapping[int, float]) -> int | None:
-    return next((step for step in sorted(a.keys() & b.keys()) if a[step] != b[step]), None)
+    for step in sorted(a.keys() & b.keys()):
+        if a[step] != b[step] and not (math.isnan(a[step]) and math.isnan(b[step])):
+            return step
+    return None
 
 
 def _find_notes(a: Side, b: Side, speed: SpeedGap) -> Iterator[str]:

@@ -24,8 +24,8 @@ class Side:
 
     `settings` are all recorded facts as text by dotted name. `stages` and `pauses` are seconds per step of rank 0, and
     `blocks` the mean seconds of steps, block by block after the measurement warm-up. `samples` are those of all ranks
-    per step. `lost_share` is the share of time that other processes took. `losses` are by step, `last_losses` the
-    latest. `evaluation` is the last one.
+    per step. `lost_share` is the share of time that other processes took. `losses` are by step from 1 without gaps,
+    and empty if some were not recorded. `last_losses` are the latest. `evaluation` is the last one.
     """
 
     path: Path
@@ -40,7 +40,6 @@ class Side:
     losses: Mapping[int, float] = field(default_factory=dict)
     last_losses: Sequence[float] = ()
     evaluation: EvalResult | None = None
-    has_all_losses: bool = False
 
     @property
     def step_s(self) -> float:
@@ -85,7 +84,6 @@ def _of_watched(path: Path, result: WatchResult) -> Side:
         lost_share=None if result.cpu is None else result.cpu.share,
         losses=first,
         last_losses=result.last_losses,
-        has_all_losses=result.steps == len(first),
     )
 
 
@@ -104,6 +102,8 @@ def _of_run(path: Path) -> Side:
     warmup = _warmup_steps(run)
     rates = [each["images_per_s"] for each in points if each.get("step", 0) > warmup and each.get("images_per_s")]
     losses = {int(each["step"]): each["loss"] for each in points if "step" in each and "loss" in each}
+    # A mean over several steps may differ where no step is the first to do so.
+    has_every_step = list(losses) == list(range(1, len(losses) + 1))
     return Side(
         path=path,
         kind="run",
@@ -114,7 +114,7 @@ def _of_run(path: Path) -> Side:
         blocks=[samples / each for each in rates if each > 0],
         samples=samples,
         lost_share=None if result.cpu is None else result.cpu.share,
-        losses=losses,
+        losses=losses if has_every_step else {},
         last_losses=list(losses.values())[-max(1, len(losses) // 4) :],
         evaluation=result.ema or result.eval,
     )

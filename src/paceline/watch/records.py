@@ -23,6 +23,8 @@ _MAX_BYTES: Final = 64 << 20
 _MAX_NOTES: Final = 50
 _MAX_SETTINGS: Final = 1000
 _MAX_TEXT: Final = 500
+_MAX_VALUE: Final = 1000
+"""Characters of a setting, as many as `watch.setup` keeps."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ def _parse_seconds(stages: dict[str, Any]) -> dict[str, float]:
 
 
 def _parse_setup(values: dict[str, Any]) -> dict[str, str]:
-    return {str(name)[:_MAX_TEXT]: str(value)[:_MAX_TEXT] for name, value in list(values.items())[:_MAX_SETTINGS]}
+    return {str(name)[:_MAX_TEXT]: str(value)[:_MAX_VALUE] for name, value in list(values.items())[:_MAX_SETTINGS]}
 
 
 def _parse_name(name: Any) -> str:

@@ -14,12 +14,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, final
 
-PREFIXES: Final = (
+_PREFIXES: Final = (
     *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_", "CUBLAS_", "NCCL_", "TORCH", "PYTORCH_", "GLOO_"),
     *("TOKENIZERS_", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_"),
 )
-"""Environment variables that are recorded: others may hold secrets."""
+"""Environment variables that may be recorded: others may hold secrets."""
 _PER_PROCESS: Final = ("TORCHELASTIC_", "TORCH_NCCL_TRACE", "CUDA_VISIBLE_DEVICES")
+MASK: Final = "***"
+"""Text in the place of a value that may be a secret."""
 _SECRET: Final = re.compile(r"(?i)(^|[-_.])(api)?(key|token|secret|passw(or)?d|credentials?|auth)($|[-_.])")
 _PACKAGES: Final = (
     *("torch", "torchvision", "timm", "lightning", "pytorch_lightning", "transformers", "accelerate", "numpy", "PIL"),
@@ -27,9 +29,12 @@ _PACKAGES: Final = (
 )
 _DDP: Final = ("bucket_bytes_cap", "find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 _MAX_TEXT: Final = 200
+_MAX_VARIABLE: Final = 1000
 _MAX_FILES: Final = 50
 _MAX_FILE_BYTES: Final = 1 << 20
 _DIGEST: Final = 8
+_LIBRARIES: Final = ("torchvision.", "timm.", "albumentations.")
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -83,11 +88,31 @@ class SetupRecorder:
                 for name, value in part:
                     values[name] = value
         self._optimizer = None
-        return {name: _to_text(value) for name, value in values.items() if value not in (None, "")}
+        return {name: _to_text(name, value) for name, value in values.items() if value not in (None, "")}
 
 
-def _to_text(value: Any) -> str:
-    return _ADDRESS.sub("", str(value))[:_MAX_TEXT]
+def is_recorded(name: str) -> bool:
+    """Return whether the environment variable `name` is recorded."""
+    return name.startswith(_PREFIXES) and not name.startswith(_PER_PROCESS) and not _SECRET.search(name)
+
+
+def is_whole(value: str) -> bool:
+    """Return whether the recorded `value` of an environment variable was short enough to be kept whole."""
+    return len(value) < _MAX_VARIABLE
+
+
+def _to_text(name: str, value: Any) -> str:
+    if name.startswith("env."):
+        return _shorten(str(value), _MAX_VARIABLE)
+    return _shorten(_ADDRESS.sub("", str(value)), _MAX_TEXT)
+
+
+def _shorten(text: str, longest: int) -> str:
+    """Return `text`, or its beginning and a digest if it is too long, which changes with its end."""
+    if len(text) <= longest:
+        return text
+    digest = f" {_digest(text)}"
+    return f"{text[: longest - len(digest)]}{digest}"
 
 
 def _describe_versions(torch: Any) -> Iterator[tuple[str, Any]]:
@@ -106,7 +131,7 @@ def _describe_versions(torch: Any) -> Iterator[tuple[str, Any]]:
 
 def _describe_environ(environ: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     for name, value in sorted(environ.items()):
-        if name.startswith(PREFIXES) and not name.startswith(_PER_PROCESS) and not _SECRET.search(name):
+        if is_recorded(name):
             yield f"env.{name}", value
 
 
@@ -135,7 +160,7 @@ def _describe_argv(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
         text = " ".join(each)
         if not name.isdecimal():
             text = text.removeprefix(name)[1:] or "given"
-        yield f"argv.{name}", "***" if _SECRET.search(name.strip("-")) else text
+        yield f"argv.{name}", MASK if _SECRET.search(name.strip("-")) else text
 
 
 def group_arguments(arguments: Sequence[str]) -> dict[str, list[str]]:
@@ -182,11 +207,26 @@ def _describe_loader(loader: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _describe_transform(transform: Any) -> str | None:
-    # The text of another class may be made by code of the script.
-    is_known = type(transform).__module__.startswith(("torchvision.", "timm."))
-    if transform is None or not is_known:
-        return None if transform is None else getattr(transform, "__qualname__", type(transform).__qualname__)
-    return " ".join(str(transform).split())
+    """Return the text of a transform; names of classes if code of the script would make a part of the text."""
+    if transform is None:
+        return None
+    if _is_of_library(transform):
+        return " ".join(str(transform).split())
+    name = _name_of(transform)
+    return f"{name}({', '.join(map(_name_of, _parts_of(transform)))})" if _parts_of(transform) else name
+
+
+def _is_of_library(transform: Any) -> bool:
+    return type(transform).__module__.startswith(_LIBRARIES) and all(map(_is_of_library, _parts_of(transform)))
+
+
+def _parts_of(transform: Any) -> list[Any]:
+    """Return the members of a `Compose` or another container of a library."""
+    return list(getattr(transform, "transforms", ())) if type(transform).__module__.startswith(_LIBRARIES) else []
+
+
+def _name_of(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 def _num_parameters(model: Any) -> int:
@@ -223,25 +263,40 @@ def _describe_optimizer(optimizer: Any) -> Iterator[tuple[str, Any]]:
     yield "optimizer.class", type(optimizer).__name__
     groups = optimizer.param_groups
     yield "optimizer.groups", len(groups)
-    yield "optimizer.lr", groups[0].get("initial_lr", groups[0].get("lr"))  # a schedule keeps the first
-    for name, value in groups[0].items():
-        if name not in ("lr", "initial_lr") and isinstance(value, str | bool | int | float | tuple):
+    lr = groups[0].get("initial_lr", groups[0].get("lr"))  # a schedule keeps the first
+    for name, value in {**groups[0], "lr": lr}.items():
+        # The text of a tensor on a GPU would wait for it.
+        parts = value if isinstance(value, tuple) else (value,)
+        if name != "initial_lr" and all(isinstance(each, str | bool | int | float) for each in parts):
             yield f"optimizer.{name}", value
 
 
 def _describe_code(main: Any) -> Iterator[tuple[str, Any]]:
     """Yield digests of each function of the script, of the modules beside it, and the commit that is checked out."""
     path = Path(vars(main).get("__file__") or "")
-    if not path.is_file() or "site-packages" in path.parts:
+    if not path.is_file() or not _INSTALLED.isdisjoint(path.parts):
         return
     path = path.resolve()
+    with suppress(OSError, UnicodeDecodeError):  # a repository without a commit, for example
+        yield "code.commit", _read_commit(path.parent)
     yield from ((f"code.{path.name}:{name}", digest) for name, digest in digest_functions(_read_source(path)))
-    folder, own = path.parent, Path(__file__).resolve().parents[1]
-    files = {Path(file).resolve() for each in list(sys.modules.values()) if (file := getattr(each, "__file__", None))}
-    beside = sorted(each for each in files if each.is_relative_to(folder) and not each.is_relative_to(own))
-    for file in [each for each in beside if each != path and "site-packages" not in each.parts][:_MAX_FILES]:
-        yield f"code.{file.relative_to(folder)}", _digest(_read_source(file))
-    yield "code.commit", _read_commit(folder)
+    for file in sorted(_modules_beside(path))[:_MAX_FILES]:
+        yield f"code.{file.relative_to(path.parent)}", _digest(_read_source(file))
+
+
+def _modules_beside(script: Path) -> Iterator[Path]:
+    """Yield the files of imported modules below the folder of `script`, without installed ones and paceline's."""
+    import sysconfig  # not before the first step: the script may never import it
+
+    folder, own = script.parent, Path(__file__).resolve().parents[1]
+    standard = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")})
+    names = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
+    # An object may take the place of a module, with any name: that of torch.classes is relative, and no file.
+    for file in {Path(name).resolve() for name in names if isinstance(name, str) and Path(name).is_absolute()}:
+        is_other = file.is_relative_to(folder) and file != script and not file.is_relative_to(own)
+        is_installed = not _INSTALLED.isdisjoint(file.parts) or any(map(file.is_relative_to, standard))
+        if is_other and not is_installed and file.is_file():
+            yield file
 
 
 def digest_functions(source: str) -> Iterator[tuple[str, str]]:

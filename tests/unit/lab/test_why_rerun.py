@@ -5,11 +5,13 @@ import pytest
 from paceline.core.watch_result import WatchResult
 from paceline.lab.why_rerun import (
     NotMeasuredError,
+    find_masked_argument,
     find_recipe_changes,
     find_script_changes,
     list_left,
     measure_changes,
     replace_arguments,
+    replace_variables,
 )
 from paceline.recipe.load import Patch, load
 
@@ -64,6 +66,17 @@ def test_arguments_are_replaced_added_and_removed():
     assert replace_arguments(ours, theirs, ["--amp", "--ema"]) == [*ours[:6], "--ema"]
 
 
+def test_words_of_a_launcher_stay():
+    launch = ["torchrun", "--nproc_per_node", "2", "--set", "a"]
+    ours = [*launch, "train.py", "--set", "b", "--x", "--set", "c", "--lr", "1"]
+    theirs = ["torchrun", "--nproc_per_node", "4", "train.py", "--lr", "2"]
+    assert replace_arguments(ours, theirs, []) == ours
+    changed = replace_arguments(ours, theirs, ["--lr"])
+    assert changed[:6] == ours[:6]
+    assert changed[-2:] == ["--lr", "2"]
+    assert replace_arguments(ours, theirs, ["--nproc_per_node"])[:6] == ours[:6]
+
+
 def watched(*words, **setup):
     verdict = {"bottleneck": "unknown", "evidence": ""}
     return WatchResult(paceline="1", command=("python", "train.py", *words), exit_code=0, verdict=verdict, setup=setup)
@@ -75,6 +88,27 @@ def test_what_can_be_put_back_of_a_script():
     changes = find_script_changes(first, second, names)
     assert changes == [("argv.--a",), ("env.OMP_NUM_THREADS",)]
     assert list(list_left(names, changes)) == ["version.torch", "argv.1", "code.train.py:main"]
+
+
+def test_secrets_and_cut_variables_are_not_put_back():
+    first = watched("--api-key", "***", **{"env.MALLOC_A": "1"})
+    second = watched("--token", "***", "--x=2", **{"env.MALLOC_A": "x" * 1000})
+    names = ["argv.--token", "argv.--x", "env.MALLOC_A", "env.HOME", "env.CUDA_VISIBLE_DEVICES"]
+    assert find_script_changes(first, second, names) == [("argv.--x",)]
+    assert find_masked_argument(first.command) == "--api-key"
+    assert find_masked_argument(("python", "train.py", "--x=2")) is None
+
+
+def test_only_recorded_variables_come_from_the_runs():
+    first = watched(**{"env.OMP_NUM_THREADS": "1", "env.PATH": "evil", "env.MALLOC_A": "x" * 1000})
+    second = watched(**{"env.MKL_NUM_THREADS": "2", "env.CUDA_VISIBLE_DEVICES": "7"})
+    environ = {"PATH": "bin", "CUDA_VISIBLE_DEVICES": "3", "NCCL_DEBUG": "INFO", "MALLOC_A": "y"}
+    assert replace_variables(environ, first, second, ["OMP_NUM_THREADS", "MKL_NUM_THREADS"]) == {
+        "PATH": "bin",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "MALLOC_A": "y",
+        "MKL_NUM_THREADS": "2",
+    }
 
 
 def test_what_can_be_put_back_of_a_recipe():

@@ -7,10 +7,10 @@ import pytest
 from paceline.core.errors import RecipeError
 from paceline.core.results import EvalResult
 from paceline.report.render import render_html
-from paceline.report.why_causes import find_effect
+from paceline.report.why_causes import MIN_SCORE, find_effect, find_score
 from paceline.report.why_compare import compare_sides
 from paceline.report.why_page import build_why_page
-from paceline.report.why_sides import Side
+from paceline.report.why_sides import Side, read_side
 
 STAGES = {"data_wait": 0.01, "forward": 0.03, "loss": 0.001, "backward": 0.05, "optimizer": 0.005, "other": 0.004}
 SETTINGS = {
@@ -108,7 +108,19 @@ def test_an_argument_that_is_also_a_setting_is_named_once():
     workers = {"loader.num_workers": "1", "argv.--workers": "1"}
     a = side(settings={"argv.--workers": "4"})
     result = compare_sides(a, side("b", stages={"data_wait": 0.06}, settings=workers))
-    assert [each.difference.name for each in result.causes] == ["loader.num_workers"]
+    (cause,) = result.causes
+    assert cause.difference.name == "loader.num_workers"
+    (argument,) = result.also_different
+    assert argument.name == "argv.--workers"
+    assert find_score(argument, result.causes) == cause.score
+    assert find_score(argument.model_copy(update={"name": "argv.--other"}), result.causes) == 0
+
+
+def test_two_arguments_of_equal_values_are_both_named():
+    settings = {"argv.--foo": "given", "argv.--bar": "given"}
+    result = compare_sides(side(), side("b", stages={"forward": 0.1}, settings=settings))
+    assert {each.difference.name for each in result.causes} == {"argv.--foo", "argv.--bar"}
+    assert result.also_different == ()
 
 
 def losses(*values):
@@ -127,6 +139,12 @@ def test_equal_first_losses_rule_out_seed_and_data():
     result = compare_sides(side(**losses(2.3, 1.0, 0.5)), side("b", settings=changed, **losses(2.3, 1.5, 1.2)))
     assert result.outcome.first_step == 2
     assert result.outcome_causes[0].difference.name == "optimizer.weight_decay"
+
+
+def test_losses_that_are_nan_in_both_do_not_differ():
+    nan = float("nan")
+    result = compare_sides(side(**losses(2.3, nan, 0.5)), side("b", **losses(2.3, nan, 1.2)))
+    assert result.outcome.first_step == 3
 
 
 def test_accuracy_within_the_interval_of_its_images_is_no_difference():
@@ -165,3 +183,26 @@ EFFECTS = {
 @pytest.mark.parametrize("name", EFFECTS)
 def test_fields_of_a_recipe_affect_these_stages(name):
     assert find_effect(name).stages == EFFECTS[name]
+
+
+OUTPUTS = ("--out", "--save-dir", "--ckpt-path", "--logdir", "--log-dir", "--model-dir", "-o", "--run-dir")
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_folders_for_results_are_not_put_back(name):
+    assert find_effect(f"argv.{name}").speed < MIN_SCORE
+
+
+@pytest.mark.parametrize("name", ["--data-dir", "--train-dir", "--val-dir", "--model", "--model-name"])
+def test_other_folders_and_names_are(name):
+    assert find_effect(f"argv.{name}").speed >= MIN_SCORE
+
+
+def test_losses_of_a_run_count_only_if_every_step_was_logged(runs, tmp_path):
+    rundir = runs.write_run(tmp_path / "run", runs.SMALL)
+    logged = read_side(rundir.path)  # every fourth step
+    assert logged.losses == {}
+    assert logged.last_losses
+    rows = [{"step": step, "loss": 1.0 / step, "images_per_s": 2700.0} for step in range(1, 7)]
+    runs.write_lines(rundir.steps, rows)
+    assert read_side(rundir.path).losses == {row["step"]: row["loss"] for row in rows}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import paceline.watch
-from paceline.watch.setup import SetupRecorder, digest_functions, group_arguments
+from paceline.watch.setup import SetupRecorder, digest_functions, group_arguments, is_whole
 
 INJECT = Path(paceline.watch.__file__).parent / "inject"
 SCRIPT = Path(__file__).parent / "scripts" / "plain.py"
@@ -20,18 +20,26 @@ SCRIPT = Path(__file__).parent / "scripts" / "plain.py"
 def setup(tmp_path_factory):
     """Return the setup record of the plain script."""
     folder = tmp_path_factory.mktemp("setup")
+    records, script = folder / "records", folder / "code" / "plain.py"
+    for each in (records, script.parent / ".git"):
+        each.mkdir(parents=True)
+    script.write_text("import beside\n" + SCRIPT.read_text())
+    (script.parent / "beside.py").write_text("")
+    (script.parent / ".git" / "HEAD").write_text("0123456789abcdef\n")
     environ = {
         "PYTHONPATH": f"{INJECT}:{INJECT.parents[2]}",
-        "PACELINE_WATCH_DIR": str(folder),
+        "PACELINE_WATCH_DIR": str(records),
         "OMP_NUM_THREADS": "1",
         "WANDB_API_KEY": "hidden",
         "NCCL_DEBUG": "WARN",
         "TORCH_TOKEN": "hidden",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MALLOC_LONG": "x" * 900,
     }
     words = ["0", "--api-key", "hidden", "--lr=0.1", "--amp"]
-    command = [sys.executable, str(SCRIPT), *words]
-    subprocess.run(command, cwd=folder, env=os.environ | environ, capture_output=True, check=True, timeout=120)
-    lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+    command = [sys.executable, str(script), *words]
+    subprocess.run(command, cwd=script.parent, env=os.environ | environ, capture_output=True, check=True, timeout=120)
+    lines = [json.loads(line) for path in records.glob("*.jsonl") for line in path.read_text().splitlines()]
     (record,) = [line for line in lines if line["kind"] == "setup"]
     return record["values"]
 
@@ -49,6 +57,10 @@ def test_settings_of_the_script_are_recorded(setup):
     assert setup["threads"] == setup["env.OMP_NUM_THREADS"] == "1"
     assert setup["version.torch"]
     assert len(setup["code.plain.py:main"]) == 8
+    assert setup["code.commit"] == "0123456789ab"
+    assert {name for name in setup if name.startswith("code.") and ":" not in name} == {"code.commit", "code.beside.py"}
+    assert len(setup["env.MALLOC_LONG"]) == 900
+    assert "env.CUDA_VISIBLE_DEVICES" not in setup
     assert (setup["argv.1"], setup["argv.--lr"], setup["argv.--amp"]) == ("0", "0.1", "given")
 
 
@@ -86,3 +98,45 @@ def test_a_part_that_cannot_be_read_leaves_the_others():
     values = SetupRecorder().describe(torch, {"OMP_NUM_THREADS": "3"}, [object()], [object()], micro_batches=1)
     assert values["env.OMP_NUM_THREADS"] == "3"
     assert "version.python" in values
+
+
+def describe(environ=None, loaders=(), optimizer=None):
+    recorder = SetupRecorder()
+    recorder.see_optimizer(optimizer)
+    return recorder.describe(SimpleNamespace(), environ or {}, loaders, [], micro_batches=1)
+
+
+def test_a_change_at_the_end_of_a_long_text_is_seen():
+    values = [describe({"MALLOC_X": "x" * 2000 + end})["env.MALLOC_X"] for end in "ab"]
+    assert values[0] != values[1]
+    assert [len(each) for each in values] == [1000, 1000]
+    assert not any(map(is_whole, values))
+    assert is_whole(describe({"MALLOC_X": "x" * 999})["env.MALLOC_X"])
+
+
+class Unreadable:
+    def __repr__(self):
+        raise AssertionError("code of the script")
+
+    __str__ = __repr__
+
+
+def test_a_learning_rate_in_a_tensor_is_not_read():
+    group = {"lr": Unreadable(), "betas": (0.9, Unreadable()), "eps": 1e-8, "params": []}
+    values = describe(optimizer=SimpleNamespace(param_groups=[group]))
+    assert {name for name in values if name.startswith("optimizer.")} == {
+        "optimizer.class",
+        "optimizer.groups",
+        "optimizer.eps",
+    }
+
+
+def test_a_transform_of_the_script_is_named_but_not_printed():
+    transforms = pytest.importorskip("torchvision.transforms")
+    for members, text in (
+        ([transforms.CenterCrop(8), Unreadable()], "Compose(CenterCrop, Unreadable)"),
+        ([transforms.CenterCrop(8)], "Compose( CenterCrop(size=(8, 8)) )"),
+    ):
+        dataset = SimpleNamespace(transform=transforms.Compose(members))
+        loader = SimpleNamespace(dataset=dataset, sampler=None, collate_fn=None)
+        assert describe(loaders=[loader])["loader.transform"] == text
