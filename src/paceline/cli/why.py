@@ -13,6 +13,7 @@ from paceline.cli.compare import check_out_format, show_page
 from paceline.cli.options import WhyOptions
 from paceline.core.errors import RecipeError
 from paceline.core.run_dir import RunDir
+from paceline.core.secrets import MASK
 from paceline.core.watch_result import read_watch_result
 from paceline.core.why_result import RerunResult, WhyResult
 from paceline.data.files import expand_path, printable
@@ -21,7 +22,6 @@ from paceline.report.why_causes import MIN_SCORE, find_effect, find_score
 from paceline.report.why_compare import compare_sides, find_differences
 from paceline.report.why_page import build_why_page
 from paceline.report.why_sides import Side, read_side
-from paceline.watch.setup import MASK
 
 if TYPE_CHECKING:
     from paceline.lab.why_rerun import Change, RecipeRuns, ScriptRuns

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 MASK: Final = "***"
+"""Text in the place of a value that may be a secret."""
 _SECRET: Final = re.compile(
     r"(?i)secret|passw|credential|api[-_.]?key|token$|(^|[-_.])(key|token|auth)($|[-_.])"
 )  # not --tokenizer, --keys

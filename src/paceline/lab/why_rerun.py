@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from paceline.core.errors import PacelineError
+from paceline.core.secrets import MASK
 from paceline.core.statistics import ratio_interval
 from paceline.core.watch_result import WatchResult
 from paceline.core.why_result import RerunResult, RerunRow
@@ -23,7 +24,7 @@ from paceline.lab.trial import Trial, apply_patch, write_recipe
 from paceline.recipe.load import Patch, iter_settings
 from paceline.recipe.schema import Recipe
 from paceline.watch.measured_run import run_measured
-from paceline.watch.setup import MASK, group_arguments, is_recorded, is_whole
+from paceline.watch.setup import group_arguments, is_recorded, is_whole
 
 MAX_CHANGES: Final = 5
 """Differences that are put back one by one; the likeliest causes."""

@@ -14,15 +14,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, final
 
+from paceline.core.secrets import MASK, is_secret_name
+
 _PREFIXES: Final = (
     *("OMP_", "MKL_", "KMP_", "OPENBLAS_", "CUDA_", "CUBLAS_", "NCCL_", "TORCH", "PYTORCH_", "GLOO_"),
     *("TOKENIZERS_", "PYTHONHASHSEED", "LD_PRELOAD", "MALLOC_"),
 )
 """Environment variables that may be recorded: others may hold secrets."""
 _PER_PROCESS: Final = ("TORCHELASTIC_", "TORCH_NCCL_TRACE", "CUDA_VISIBLE_DEVICES")
-MASK: Final = "***"
-"""Text in the place of a value that may be a secret."""
-_SECRET: Final = re.compile(r"(?i)(^|[-_.])(api)?(key|token|secret|passw(or)?d|credentials?|auth)($|[-_.])")
 _PACKAGES: Final = (
     *("torch", "torchvision", "timm", "lightning", "pytorch_lightning", "transformers", "accelerate", "numpy", "PIL"),
     *("albumentations", "cv2", "webdataset", "datasets", "torch_xla", "deepspeed", "apex", "triton"),
@@ -93,7 +92,7 @@ class SetupRecorder:
 
 def is_recorded(name: str) -> bool:
     """Return whether the environment variable `name` is recorded."""
-    return name.startswith(_PREFIXES) and not name.startswith(_PER_PROCESS) and not _SECRET.search(name)
+    return name.startswith(_PREFIXES) and not name.startswith(_PER_PROCESS) and not is_secret_name(name)
 
 
 def is_whole(value: str) -> bool:
@@ -160,7 +159,7 @@ def _describe_argv(arguments: Sequence[str]) -> Iterator[tuple[str, Any]]:
         text = " ".join(each)
         if not name.isdecimal():
             text = text.removeprefix(name)[1:] or "given"
-        yield f"argv.{name}", MASK if _SECRET.search(name.strip("-")) else text
+        yield f"argv.{name}", MASK if is_secret_name(name.strip("-")) else text
 
 
 def group_arguments(arguments: Sequence[str]) -> dict[str, list[str]]:
