@@ -52,7 +52,9 @@ def watch(options: WatchOptions) -> int:
     if world.is_main:
         try:
             _read_all(reader, waits=world.world_size > 1)
-            _report(options, reader, folder, code, meter.result)
+            # Ranks that other launchers watch are no other programs.
+            cpu = meter.result if world.world_size == 1 else None
+            _report(options, reader, folder, code, cpu)
         except Exception as error:  # the training has ended, and its exit code counts
             reason = f"{type(error).__name__}: {error}"
             print(f"warning: {printable(records)}: was not summed up: {printable(reason)}", file=sys.stderr)

@@ -7,24 +7,12 @@ from itertools import pairwise
 from typing import Any, Final
 
 from paceline.lab.script_ladder_file import ScriptRung, Value, format_value
+from paceline.watch.patches import DDP_KEYWORDS, LOADER_KEYWORDS, OPTIMIZER_KEYWORDS
 
-# Per patch, the keyword of the constructor.
-_LOADER: Final = {
-    "workers": "num_workers",
-    "pin_memory": "pin_memory",
-    "persistent_workers": "persistent_workers",
-    "prefetch_factor": "prefetch_factor",
-}
-_DDP: Final = {
-    "ddp_bucket_mb": "bucket_cap_mb",
-    "gradient_as_bucket_view": "gradient_as_bucket_view",
-    "static_graph": "static_graph",
-}
-_OPTIMIZER: Final = {"fused_optimizer": "fused", "foreach_optimizer": "foreach"}
 _CONSTRUCTORS: Final = (
-    ("DataLoader(...", _LOADER),
-    ("DistributedDataParallel(model, ...", _DDP),
-    ("the optimizer(...", _OPTIMIZER),
+    ("DataLoader(...", LOADER_KEYWORDS),
+    ("DistributedDataParallel(model, ...", DDP_KEYWORDS),
+    ("the optimizer(...", OPTIMIZER_KEYWORDS),
 )
 _LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 """Modules that start a script."""

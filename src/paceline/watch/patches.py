@@ -9,24 +9,24 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
 
-# Keywords of constructors, by patch.
-_LOADER: Final = {
+# Keywords of constructors, by patch. The code that a ladder recommends has them, too.
+LOADER_KEYWORDS: Final = {
     "workers": "num_workers",
     "pin_memory": "pin_memory",
     "persistent_workers": "persistent_workers",
     "prefetch_factor": "prefetch_factor",
 }
 _NEEDS_WORKERS: Final = ("persistent_workers", "prefetch_factor")
-_DDP: Final = {
+DDP_KEYWORDS: Final = {
     "ddp_bucket_mb": "bucket_cap_mb",
     "gradient_as_bucket_view": "gradient_as_bucket_view",
     "static_graph": "static_graph",
 }
-_OPTIMIZER: Final = {"fused_optimizer": "fused", "foreach_optimizer": "foreach"}
+OPTIMIZER_KEYWORDS: Final = {"fused_optimizer": "fused", "foreach_optimizer": "foreach"}
 _REASONS: Final = {
-    **dict.fromkeys(_LOADER, "no DataLoader was created"),
-    **dict.fromkeys(_DDP, "no DistributedDataParallel was created"),
-    **dict.fromkeys(_OPTIMIZER, "no optimizer of torch.optim was created that has this argument"),
+    **dict.fromkeys(LOADER_KEYWORDS, "no DataLoader was created"),
+    **dict.fromkeys(DDP_KEYWORDS, "no DistributedDataParallel was created"),
+    **dict.fromkeys(OPTIMIZER_KEYWORDS, "no optimizer of torch.optim was created that has this argument"),
     "channels_last": "the optimizer has no weights with four dimensions",
     "autocast": "no model was called",
     "compile": "no model was called",
@@ -54,11 +54,11 @@ class ScriptPatches:
     def patch_torch(self, torch: Any) -> None:
         """Replace constructors of torch, right after its import."""
         self._torch = torch
-        if self._has(_LOADER):
+        if self._has(LOADER_KEYWORDS):
             _replace_constructor(self._torch.utils.data.DataLoader, self._changing(self._change_loader))
-        if self._has(_DDP):
+        if self._has(DDP_KEYWORDS):
             _replace_constructor(torch.nn.parallel.DistributedDataParallel, self._changing(self._change_ddp))
-        if self._has(_OPTIMIZER):
+        if self._has(OPTIMIZER_KEYWORDS):
             for optimizer in vars(torch.optim).values():
                 if inspect.isclass(optimizer) and {"fused", "foreach"} & inspect.signature(optimizer).parameters.keys():
                     _replace_constructor(optimizer, self._changing(self._change_optimizer))
@@ -127,7 +127,7 @@ class ScriptPatches:
         return make
 
     def _change_ddp(self, arguments: Arguments) -> None:
-        self._change_arguments(arguments, _DDP)
+        self._change_arguments(arguments, DDP_KEYWORDS)
 
     def _change_arguments(self, arguments: Arguments, keywords: Mapping[str, str]) -> None:
         for name, keyword in keywords.items():
@@ -152,7 +152,7 @@ class ScriptPatches:
         is_alone = isinstance(arguments["dataset"], self._torch.utils.data.IterableDataset)
         is_alone = is_alone and not arguments["num_workers"]
         workers = arguments["num_workers"] if is_alone else self._values.get("workers") or arguments["num_workers"]
-        for name, keyword in _LOADER.items():
+        for name, keyword in LOADER_KEYWORDS.items():
             if name not in self._values:
                 continue
             if name == "workers" and is_alone:
@@ -165,7 +165,9 @@ class ScriptPatches:
             arguments.update(persistent_workers=False, prefetch_factor=None, timeout=0, multiprocessing_context=None)
 
     def _change_optimizer(self, arguments: Arguments) -> None:
-        self._change_arguments(arguments, {name: each for name, each in _OPTIMIZER.items() if each in arguments})
+        self._change_arguments(
+            arguments, {name: each for name, each in OPTIMIZER_KEYWORDS.items() if each in arguments}
+        )
         if self._values.get("fused_optimizer") and arguments.get("fused"):  # both at once are refused
             arguments["foreach"] = None
 
