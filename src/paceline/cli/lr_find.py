@@ -17,7 +17,7 @@ from paceline.core.errors import NonFiniteLossError, PacelineError, RecipeError
 from paceline.core.experiments.results import LrFindResult
 from paceline.core.run_dir import read_lines
 from paceline.core.units import number
-from paceline.lab.lr_find import MIN_STEPS, RULE, list_rates, suggest_lr
+from paceline.lab.lr_find import FROZEN_RULE, MIN_STEPS, RULE, list_rates, suggest_lr
 from paceline.lab.patches import build_range_test_patch
 from paceline.lab.trial import Trial, TrialOutcome
 from paceline.recipe.plan import divide_batch
@@ -61,15 +61,16 @@ def _run_tests(runs: ShortRuns, options: LrFindOptions, session: Session) -> LrF
         reached = rates[len(losses[-1]) - 1]
         session.print_line(f"run {turn}: {len(losses[-1])} of {options.steps} steps, up to lr {number(reached)}")
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    suggestion = suggest_lr(rates, losses)
     recipe = runs.loaded.recipe
+    is_frozen = recipe.model.freeze == "backbone"
+    suggestion = suggest_lr(rates, losses, is_backbone_frozen=is_frozen)
     fields = {key: value for key, value in runs.result_fields.items() if key != "warmup_steps"}
     return LrFindResult(
         **fields,
         batch_size=recipe.data.global_batch_size,
         lr=recipe.optim.lr,
         suggestion=suggestion.lr,
-        rule=RULE,
+        rule=FROZEN_RULE if is_frozen else RULE,
         caution=suggestion.caution,
         rates=rates,
         losses=tuple(losses),

@@ -24,12 +24,22 @@ MIN_STEPS: Final = 10
 """Steps that every run must have before its loss diverges."""
 SERIES: Final = (1, 1.5, 2, 3, 5, 7, 10)
 """Suggestions are one of these times a power of ten: a range test is no more accurate than their distance."""
+_ROUNDED: Final = (
+    "rounded to 1, 1.5, 2, 3, 5 or 7 times a power of ten. The guide to learning rates compares this rule with others."
+)
 RULE: Final = (
     "The suggestion is the highest rate, past the minimum of the smoothed loss, before the loss has risen by "
-    f"{100 * MAX_RISE:.0f} % of its fall, rounded to 1, 1.5, 2, 3, 5 or 7 times a power of ten. The guide to learning "
-    "rates compares this rule with others."
+    f"{100 * MAX_RISE:.0f} % of its fall, {_ROUNDED}"
 )
 """Chosen among others by the accuracy of training at their suggestions, on five tasks (benchmarks/lr_find.py)."""
+FROZEN_SHARE: Final = 1 / 3
+"""Suggestion for a classifier on a frozen backbone, as a share of the rate at which the loss is lowest."""
+FROZEN_RULE: Final = (
+    f"As the backbone is frozen, the suggestion is a third of the rate at which the smoothed loss is lowest, {_ROUNDED}"
+)
+"""Training the classifier alone, on features that stay as they are, gains nothing from a high rate: its first steps
+make the weights too large, and label smoothing is slow to shrink them.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,13 @@ def list_rates(low: float, high: float, steps: int) -> tuple[float, ...]:
     return tuple(low * (high / low) ** (step / max(1, steps - 1)) for step in range(steps))
 
 
-def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> Suggestion:
-    """Suggest a learning rate from the losses of each run at the first `rates`, for all runs together (see `RULE`)."""
+def suggest_lr(
+    rates: Sequence[float], runs: Sequence[Sequence[float]], *, is_backbone_frozen: bool = False
+) -> Suggestion:
+    """Suggest a learning rate from the losses of each run at the first `rates`, for all runs together.
+
+    See `RULE`, and `FROZEN_RULE` for a classifier on a frozen backbone.
+    """
     length = max(len(losses) for losses in runs)
     pooled = np.mean([cut_losses(losses, length) for losses in runs], axis=0)
     smoothed = smooth(np.log10(np.asarray(rates[:length])), pooled)
@@ -65,16 +80,18 @@ def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> Sugge
             advice = f"the loss hardly changes over all rates (try --to {high * 1000:.0e}, or more --steps)"
         return Suggestion(None, shown, advice)
     limit = smoothed[lowest] + MAX_RISE * drop
-    # A step of the test, without interpolation: the last bits of losses then hardly ever show.
-    best = lowest
-    while best + 1 < length and smoothed[best + 1] <= limit:
-        best += 1
+    # Steps of the test, without interpolation: the last bits of losses then hardly ever show.
+    highest = lowest
+    while highest + 1 < length and smoothed[highest + 1] <= limit:
+        highest += 1
+    best = FROZEN_SHARE * rates[lowest] if is_backbone_frozen else rates[highest]
     caution = ""
-    if best == len(rates) - 1:
+    if highest == len(rates) - 1:
         caution = f"the loss still falls at the highest rate (try --to {high * 100:.0e})"
     elif lowest == 0:
         caution = f"the loss is lowest at the lowest rate (try --from {low / 100:.0e})"
-    single = [lr for losses in runs if len(runs) > 1 and (lr := suggest_lr(rates, [losses]).lr)]
+    alone = [[losses] for losses in runs if len(runs) > 1]
+    single = [lr for run in alone if (lr := suggest_lr(rates, run, is_backbone_frozen=is_backbone_frozen).lr)]
     if not caution and single and max(single) > MAX_DISAGREEMENT * min(single):
         caution = f"single runs suggest {min(single):g} to {max(single):g} (try more --steps or --repeats)"
     if not caution and len(rates) <= MIN_STEPS_PER_DECADE * math.log10(high / low):
@@ -82,7 +99,7 @@ def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]]) -> Sugge
             f"fewer than {MIN_STEPS_PER_DECADE} steps while the rate rises tenfold suggest too low a rate (try "
             f"--steps {math.ceil(MIN_STEPS_PER_DECADE * math.log10(high / low)) + 1}, or a smaller range)"
         )
-    return Suggestion(round_rate(rates[best]), shown, caution)
+    return Suggestion(round_rate(best), shown, caution)
 
 
 def find_first(losses: NDArray[np.float64] | Sequence[float]) -> float:
