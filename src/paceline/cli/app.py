@@ -156,7 +156,7 @@ def inspect(options: DataInspectOptions) -> int:
 
 @_verb("paceline data pack ~/photos photos.pack", data)
 def pack(options: DataPackOptions) -> int:
-    """Write a dataset as a pack, which loads several times faster. Pixels change only with --resize."""
+    """Write a dataset as a pack: one file, or shards, with checksums. Pixels change only with --resize."""
     note_duplicate_work("data pack")
     from paceline.cli.data_pack import pack_data
 
@@ -208,7 +208,7 @@ def train(options: TrainOptions) -> int:
 
 @_verb("paceline eval runs/digits-20261121-101500 data.eval_batch_size=512", name="eval", panel=_TRAIN)
 def evaluate(options: EvalOptions) -> int:
-    """Evaluate a run's weights on its validation images, or on another dataset, each image once."""
+    """Evaluate a run's weights on its validation images or another dataset, counting each image once."""
     from paceline.cli.evaluate import evaluate as work
 
     return work(options)
@@ -216,7 +216,7 @@ def evaluate(options: EvalOptions) -> int:
 
 @_verb("paceline cv folder data.source.root=~/photos --folds 5", panel=_TRAIN)
 def cv(options: CvOptions) -> int:
-    """Cross-validate a recipe: train and evaluate it on every fold of the images, and sum up the scores."""
+    """Cross-validate a recipe: train and evaluate it on every fold of the images, and summarize the scores."""
     from paceline.cli.cv import cv as work
 
     return work(options)
@@ -291,7 +291,7 @@ def profile(options: ProfileOptions) -> int:
 
 @_verb("paceline watch --trace -- torchrun train.py", panel=_SPEED, runs_command=True)
 def watch(options: WatchOptions) -> int:
-    """Run any PyTorch training script, and report where the time of its steps goes, on every rank."""
+    """Run any PyTorch training script, and report where the time in each step goes, on every rank."""
     from paceline.cli.watch import watch as work
 
     return work(options)
@@ -299,7 +299,7 @@ def watch(options: WatchOptions) -> int:
 
 @_verb("paceline why watched/monday watched/friday", panel=_SPEED)
 def why(options: WhyOptions) -> int:
-    """Explain why a run is slower than another one, or why it ended worse."""
+    """Explain why one run is slower than another, or why it reached a worse result."""
     from paceline.cli.why import why as work
 
     return work(options)
@@ -315,8 +315,8 @@ def ladder(options: LadderOptions) -> int:
 
 @_verb("paceline tune folder data.source.root=~/photos", panel=_SPEED)
 def tune(options: TuneOptions) -> int:
-    """Find the settings that make a recipe train fastest without a worse loss, or with --learn those that make it
-    most accurate, and save them as a new recipe."""
+    """Find the settings with which a recipe trains fastest without a worse loss or, with --learn, reaches the best
+    accuracy, and save them as a new recipe."""
     if options.learn:
         from paceline.cli.tune_learn import tune_learn
 

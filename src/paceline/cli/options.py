@@ -197,7 +197,7 @@ class PredictOptions:
             min=1,
             metavar="N",
             help="Number of top classes to print per image.",
-            show_default="5; of a multi-label model, all classes above the threshold",
+            show_default="5; for a multi-label model, all classes above the threshold",
         ),
     ] = None
     checkpoint: Checkpoint = "last"
@@ -213,16 +213,15 @@ class PredictOptions:
         str | None,
         typer.Option(
             metavar="RATE|auto",
-            help="Mark images unlike the training images. RATE, such as 0.01, is the share of usual images that may be "
-            "marked; auto: 0.05. "
-            "Requires paceline probe RUN.",
+            help="Mark images unlike the training images. RATE, such as 0.01, is the share of images like the "
+            "training images that may be marked by mistake; auto: 0.05. Run paceline probe RUN first.",
         ),
     ] = None
     explain: Annotated[
         Path | None,
         _folder_option(
-            help="Create FOLDER with a page that shows which parts of each image led to its first class, for the first "
-            "100 images.",
+            help="Create FOLDER with a page that shows, for the first 100 images, which parts led to the top "
+            "prediction.",
             show_default=False,
         ),
     ] = None
@@ -230,7 +229,7 @@ class PredictOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Layer for Grad-CAM with --explain, as named by PyTorch, such as layer3.",
+            help="Layer for Grad-CAM with --explain, by its module name, such as layer3.",
             show_default="the last layer with a feature map; models without one, such as ViT, use occlusion",
         ),
     ] = "auto"
@@ -247,7 +246,7 @@ class ExportOptions:
     format: Annotated[str, typer.Option(metavar="onnx|torch|safetensors|state_dict", help="Output format.")] = "onnx"
     checkpoint: Checkpoint = "last"
     with_preprocessing: Annotated[
-        bool, _flag("--preprocessing", help="Accept pixels, and normalize them in the exported model.")
+        bool, _flag("--preprocessing", help="Make the exported model accept raw pixels, and normalize them itself.")
     ] = False
     image_size: Annotated[
         int | None,
@@ -357,7 +356,7 @@ class DataStageOptions:
 
     args: Annotated[
         list[str],
-        _argument(metavar="SRC FOLDER [KEY=VALUE]", help="The dataset, and a folder in memory or on a local disk."),
+        _argument(metavar="SRC|FOLDER|KEY=VALUE", help="The dataset, and a folder in memory or on a local disk."),
     ] = field(default_factory=list)
     remove: Annotated[bool, _flag("--remove", help="Remove the copies in FOLDER, which is then the only argument.")] = (
         False
@@ -452,8 +451,8 @@ class ProbeOptions:
         list[str],
         _argument(
             metavar="RUN|RECIPE|FOLDER|KEY=VALUE",
-            help="A run directory, whose model is probed on its own images or those of data.source.root=FOLDER; or a "
-            "recipe or a folder of images, with model.weights.",
+            help="A run directory: its model is probed on the run's images, or on those in data.source.root=FOLDER. "
+            "Or a recipe or a folder of images, with model.weights set.",
         ),
     ]
     checkpoint: Checkpoint = "last"
@@ -467,10 +466,10 @@ class ProbeOptions:
         None
     )
     cache: Annotated[
-        Path | None, _folder_option(help="Folder of computed features.", show_default="~/.cache/paceline/features")
+        Path | None, _folder_option(help="Folder to cache features in.", show_default="~/.cache/paceline/features")
     ] = None
     cache_gb: Annotated[
-        float, typer.Option(min=0, metavar="GB", help="Largest size of that folder; 0 stores no features.")
+        float, typer.Option(min=0, metavar="GB", help="Maximum size of the cache; 0 disables it.")
     ] = 1.0
     trust_code: TrustCode = False
     as_json: AsJson = False
@@ -493,7 +492,7 @@ class DoctorOptions:
         typer.Option(metavar="N|auto", help="Start this many ranks here, and check that they can communicate."),
     ] = None
     run_dir: Annotated[
-        Path | None, _folder_option(help="Folder that runs would be written to.", show_default="runs")
+        Path | None, _folder_option(help="Folder in which run directories would be created.", show_default="runs")
     ] = None
     trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
@@ -508,14 +507,14 @@ class CheckOptions:
     args: RecipeArgs = field(default_factory=list)
     ranks: Ranks = "auto"
     run: Annotated[
-        Path | None, _folder_option(help="A run whose model looks for wrong labels among the validation images.")
+        Path | None, _folder_option(help="A run whose model is used to find wrong labels among the validation images.")
     ] = None
     run_dir: Annotated[
-        Path | None, _folder_option(help="Folder that runs would be written to.", show_default="runs")
+        Path | None, _folder_option(help="Folder in which run directories would be created.", show_default="runs")
     ] = None
     images: Annotated[
         int,
-        typer.Option(min=2, metavar="N", help="Compare at most N images, a random sample of a larger dataset."),
+        typer.Option(min=2, metavar="N", help="Compare at most N images; from a larger dataset, take a random sample."),
     ] = 100_000
     seconds: Annotated[
         float,
@@ -563,18 +562,18 @@ class WatchOptions:
     command: Annotated[
         list[str],
         _argument(
-            metavar="PROGRAM [ARG]...",
+            metavar="PROGRAM|ARG",
             help="Program that trains with PyTorch, and its arguments: python train.py, torchrun, srun, ...",
         ),
     ]
     run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/watch-NAME-TIME")] = (
         None
     )
-    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="First steps to leave out.")] = 10
+    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="Number of initial steps to exclude.")] = 10
     trace: Annotated[bool, _flag("--trace", help="Write a Chrome trace with the steps of all ranks.")] = False
     as_json: Annotated[
         bool,
-        _flag("--json", help="Print the result as JSON on stdout, and what the program prints there on stderr."),
+        _flag("--json", help="Print the result as JSON on stdout; the program's own stdout goes to stderr."),
     ] = False
 
 
@@ -596,8 +595,8 @@ class LadderOptions:
     script: Annotated[
         str | None,
         typer.Option(
-            metavar="LADDER",
-            help="Measure a training script of any kind, whose command follows --; a ladder file for scripts, or auto.",
+            metavar="FILE|auto",
+            help="Measure any training script, whose command follows `--`, with the rungs of a ladder file or auto.",
         ),
     ] = None
     run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/ladder-NAME-TIME")] = (
@@ -962,7 +961,7 @@ class CompareOptions:
 
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run directories; runs that differ only by seed are grouped."),
+        typer.Argument(metavar="RUN", help="Run directories; runs that differ only by seed are grouped."),
     ]
     target: Annotated[
         float | None,
@@ -976,8 +975,8 @@ class CompareOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Metric to compare, as train.metrics names it: f1, auroc, top5, ...; auto: top1, or ap with several "
-            "labels per image.",
+            help="Metric to compare, as train.metrics names it: f1, auroc, top5, ...; auto: top1, or ap for "
+            "multi-label data.",
         ),
     ] = "auto"
     fail_below: Annotated[
@@ -998,15 +997,15 @@ class CompareOptions:
 class WhyOptions:
     """Options of `paceline why`."""
 
-    a: Annotated[Path, typer.Argument(metavar="A", help="A run directory, or a folder of paceline watch.")]
-    b: Annotated[Path, typer.Argument(metavar="B", help="The run to explain, of the same kind.")]
+    a: Annotated[Path, typer.Argument(metavar="A", help="The baseline: a run directory, or a folder that paceline watch wrote.")]
+    b: Annotated[Path, typer.Argument(metavar="B", help="The slower or worse run, of the same kind.")]
     rerun: Annotated[
-        bool, _flag("--rerun", help="Run A again with one difference put back at a time, and measure what each adds.")
+        bool, _flag("--rerun", help="Rerun A with the differences of B applied one at a time, and measure how much each adds.")
     ] = False
     steps: Annotated[int, typer.Option(min=5, metavar="N", help="--rerun: steps to measure per run.")] = 30
     repeats: Annotated[int, typer.Option(min=2, metavar="N", help="--rerun: pairs of runs per difference.")] = 3
     trust_code: TrustCode = False
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the page as .html, .md or .json.")] = None
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the explanation as .html, .md or .json.")] = None
     as_json: AsJson = False
 
 

@@ -206,7 +206,7 @@ def mean_step_table(stages: Mapping[str, StageResult], num_steps: int, whose: st
         ]
         for key, host_s, device_s, each_share in [*timed, rest]
     ]
-    titles = ["per step", "share of a step", "in all", *(["on the device"] if has_device else [])]
+    titles = ["per step", "share of a step", "total", *(["on the device"] if has_device else [])]
     title = f"{milliseconds(step_s)} per step: the mean of {count(num_steps, 'measured step')} on {whose}"
     return Table(title, cells.table_columns(["stage"], titles), rows)
 

@@ -154,7 +154,7 @@ def test_stages_are_printed_per_step_with_the_residual(seen) -> None:
 def test_device_time_is_printed_if_it_differs(seen) -> None:
     stages = {**STAGES, "forward": StageResult(host_s=0.16, device_s=0.3, share=0.2)}
     shown = seen(profile(result=result(stages=stages)))
-    assert "stage | per step | share of a step | in all | on the device" in shown
+    assert "stage | per step | share of a step | total | on the device" in shown
     assert "forward | 4 ms | 20.0 % | 160 ms | 300 ms" in shown
 
 
