@@ -17,7 +17,7 @@ from paceline.core.errors import NonFiniteLossError, PacelineError, RecipeError
 from paceline.core.experiments.results import LrFindResult
 from paceline.core.run_dir import read_lines
 from paceline.core.units import number
-from paceline.lab.lr_find import FROZEN_RULE, MIN_STEPS, RULE, list_rates, suggest_lr
+from paceline.lab.lr_find import MIN_STEPS, list_rates, suggest_lr
 from paceline.lab.patches import build_range_test_patch
 from paceline.lab.trial import Trial, TrialOutcome
 from paceline.recipe.plan import divide_batch
@@ -62,15 +62,14 @@ def _run_tests(runs: ShortRuns, options: LrFindOptions, session: Session) -> LrF
         session.print_line(f"run {turn}: {len(losses[-1])} of {options.steps} steps, up to lr {number(reached)}")
     results = [outcome.result for outcome in outcomes if outcome.result is not None]
     recipe = runs.loaded.recipe
-    is_frozen = recipe.model.freeze == "backbone"
-    suggestion = suggest_lr(rates, losses, is_backbone_frozen=is_frozen)
+    suggestion = suggest_lr(rates, losses, is_pretrained=recipe.model.weights != "off")
     fields = {key: value for key, value in runs.result_fields.items() if key != "warmup_steps"}
     return LrFindResult(
         **fields,
         batch_size=recipe.data.global_batch_size,
         lr=recipe.optim.lr,
         suggestion=suggestion.lr,
-        rule=FROZEN_RULE if is_frozen else RULE,
+        rule=suggestion.rule,
         caution=suggestion.caution,
         rates=rates,
         losses=tuple(losses),

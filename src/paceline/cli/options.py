@@ -468,9 +468,9 @@ class ProbeOptions:
     cache: Annotated[
         Path | None, _folder_option(help="Folder to cache features in.", show_default="~/.cache/paceline/features")
     ] = None
-    cache_gb: Annotated[
-        float, typer.Option(min=0, metavar="GB", help="Maximum size of the cache; 0 disables it.")
-    ] = 1.0
+    cache_gb: Annotated[float, typer.Option(min=0, metavar="GB", help="Maximum size of the cache; 0 disables it.")] = (
+        1.0
+    )
     trust_code: TrustCode = False
     as_json: AsJson = False
 
@@ -997,15 +997,22 @@ class CompareOptions:
 class WhyOptions:
     """Options of `paceline why`."""
 
-    a: Annotated[Path, typer.Argument(metavar="A", help="The baseline: a run directory, or a folder that paceline watch wrote.")]
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="The baseline: a run directory, or a folder that paceline watch wrote.")
+    ]
     b: Annotated[Path, typer.Argument(metavar="B", help="The slower or worse run, of the same kind.")]
     rerun: Annotated[
-        bool, _flag("--rerun", help="Rerun A with the differences of B applied one at a time, and measure how much each adds.")
+        bool,
+        _flag(
+            "--rerun", help="Rerun A with the differences of B applied one at a time, and measure how much each adds."
+        ),
     ] = False
     steps: Annotated[int, typer.Option(min=5, metavar="N", help="--rerun: steps to measure per run.")] = 30
     repeats: Annotated[int, typer.Option(min=2, metavar="N", help="--rerun: pairs of runs per difference.")] = 3
     trust_code: TrustCode = False
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the explanation as .html, .md or .json.")] = None
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the explanation as .html, .md or .json.")
+    ] = None
     as_json: AsJson = False
 
 

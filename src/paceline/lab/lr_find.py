@@ -32,13 +32,16 @@ RULE: Final = (
     f"{100 * MAX_RISE:.0f} % of its fall, {_ROUNDED}"
 )
 """Chosen among others by the accuracy of training at their suggestions, on five tasks (benchmarks/lr_find.py)."""
-FROZEN_SHARE: Final = 1 / 3
-"""Suggestion for a classifier on a frozen backbone, as a share of the rate at which the loss is lowest."""
-FROZEN_RULE: Final = (
-    f"As the backbone is frozen, the suggestion is a third of the rate at which the smoothed loss is lowest, {_ROUNDED}"
+PRETRAINED_SHARE: Final = 1 / 3
+"""Suggestion for pretrained weights that suit the task, as a share of the rate at which the loss is lowest."""
+PRETRAINED_FALL: Final = 0.25
+"""Fall of the smoothed loss during the test, as a share of the first losses, that shows that weights suit the task."""
+PRETRAINED_RULE: Final = (
+    f"As the loss of the pretrained model fell by more than {100 * PRETRAINED_FALL:.0f} % within the test, the "
+    f"suggestion is a third of the rate at which the smoothed loss is lowest, {_ROUNDED}"
 )
-"""Training the classifier alone, on features that stay as they are, gains nothing from a high rate: its first steps
-make the weights too large, and label smoothing is slow to shrink them.
+"""Features that separate the classes from the start gain nothing from a high rate: its first steps make the weights of
+a classifier too large, or destroy the features.
 """
 
 
@@ -46,12 +49,13 @@ make the weights too large, and label smoothing is slow to shrink them.
 class Suggestion:
     """The suggested `lr`, None if the curve names none, on the smoothed losses of the first steps of all runs.
 
-    `caution` says why the suggestion may mislead, and what to do, or "".
+    `caution` says why the suggestion may mislead, and what to do, or "", and `rule` how it was chosen.
     """
 
     lr: float | None
     smoothed: tuple[float, ...]
     caution: str = ""
+    rule: str = RULE
 
 
 def list_rates(low: float, high: float, steps: int) -> tuple[float, ...]:
@@ -59,12 +63,10 @@ def list_rates(low: float, high: float, steps: int) -> tuple[float, ...]:
     return tuple(low * (high / low) ** (step / max(1, steps - 1)) for step in range(steps))
 
 
-def suggest_lr(
-    rates: Sequence[float], runs: Sequence[Sequence[float]], *, is_backbone_frozen: bool = False
-) -> Suggestion:
+def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]], *, is_pretrained: bool = False) -> Suggestion:
     """Suggest a learning rate from the losses of each run at the first `rates`, for all runs together.
 
-    See `RULE`, and `FROZEN_RULE` for a classifier on a frozen backbone.
+    The suggestion states its rule: `RULE`, or `PRETRAINED_RULE` for pretrained weights that suit the task.
     """
     length = max(len(losses) for losses in runs)
     pooled = np.mean([cut_losses(losses, length) for losses in runs], axis=0)
@@ -84,14 +86,15 @@ def suggest_lr(
     highest = lowest
     while highest + 1 < length and smoothed[highest + 1] <= limit:
         highest += 1
-    best = FROZEN_SHARE * rates[lowest] if is_backbone_frozen else rates[highest]
+    suits_task = is_pretrained and drop > PRETRAINED_FALL * abs(find_first(pooled))
+    best = PRETRAINED_SHARE * rates[lowest] if suits_task else rates[highest]
     caution = ""
     if highest == len(rates) - 1:
         caution = f"the loss still falls at the highest rate (try --to {high * 100:.0e})"
     elif lowest == 0:
         caution = f"the loss is lowest at the lowest rate (try --from {low / 100:.0e})"
     alone = [[losses] for losses in runs if len(runs) > 1]
-    single = [lr for run in alone if (lr := suggest_lr(rates, run, is_backbone_frozen=is_backbone_frozen).lr)]
+    single = [lr for run in alone if (lr := suggest_lr(rates, run, is_pretrained=is_pretrained).lr)]
     if not caution and single and max(single) > MAX_DISAGREEMENT * min(single):
         caution = f"single runs suggest {min(single):g} to {max(single):g} (try more --steps or --repeats)"
     if not caution and len(rates) <= MIN_STEPS_PER_DECADE * math.log10(high / low):
@@ -99,7 +102,7 @@ def suggest_lr(
             f"fewer than {MIN_STEPS_PER_DECADE} steps while the rate rises tenfold suggest too low a rate (try "
             f"--steps {math.ceil(MIN_STEPS_PER_DECADE * math.log10(high / low)) + 1}, or a smaller range)"
         )
-    return Suggestion(round_rate(best), shown, caution)
+    return Suggestion(round_rate(best), shown, caution, PRETRAINED_RULE if suits_task else RULE)
 
 
 def find_first(losses: NDArray[np.float64] | Sequence[float]) -> float:

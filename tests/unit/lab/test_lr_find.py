@@ -31,16 +31,23 @@ def test_the_suggestion_is_where_the_loss_has_risen_by_a_tenth_of_its_fall(best:
 
 
 @pytest.mark.parametrize(("best", "suggested"), [(1e-4, 3e-5), (3e-3, 1e-3), (0.1, 0.03)])
-def test_the_rate_for_a_classifier_on_a_frozen_backbone_is_a_third_of_the_minimum(best: float, suggested: float) -> None:
-    suggestion = suggest_lr(RATES, [valley(best)] * 2, is_backbone_frozen=True)
+def test_the_rate_for_pretrained_weights_that_suit_the_task_is_a_third_of_the_minimum(
+    best: float, suggested: float
+) -> None:
+    suggestion = suggest_lr(RATES, [valley(best)] * 2, is_pretrained=True)
     assert suggestion.lr == suggested
     assert not suggestion.caution
 
 
-def test_a_frozen_backbone_has_a_suggestion_if_the_loss_still_falls_at_the_highest_rate() -> None:
+def test_pretrained_weights_have_a_suggestion_if_the_loss_still_falls_at_the_highest_rate() -> None:
     rates = RATES[:70]  # up to 0.038
-    suggestion = suggest_lr(rates, [valley(0.1)[:70]], is_backbone_frozen=True)
+    suggestion = suggest_lr(rates, [valley(0.1)[:70]], is_pretrained=True)
     assert suggestion.lr is not None and "(try --to 4e+00)" in suggestion.caution
+
+
+def test_pretrained_weights_whose_loss_hardly_falls_are_treated_as_fresh_ones() -> None:
+    losses = [2.3 + 0.2 * (loss - 2.3) for loss in valley(0.01)]
+    assert suggest_lr(RATES, [losses], is_pretrained=True) == suggest_lr(RATES, [losses])
 
 
 def test_noise_moves_the_suggestion_little_and_less_with_more_runs() -> None:
