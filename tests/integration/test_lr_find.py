@@ -105,6 +105,7 @@ def learned(paceline) -> LearnResult:
     return LearnResult.model_validate_json(out)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_search_for_accuracy_that_is_killed_resumes_to_the_same_recipe(paceline, tmp_path: Path) -> None:
     (tmp_path / "search.yaml").write_text("optim.lr: {low: 0.001, high: 1, scale: log}\n")
