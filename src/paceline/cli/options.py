@@ -827,7 +827,8 @@ class QuoteOptions:
     prices: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="YAML file with date, currency and per_gpu_hour, a price by GPU; spot has prices on spot."
+            metavar="FILE",
+            help="YAML file with date, currency and per_gpu_hour, a price by GPU; spot has prices on spot.",
         ),
     ] = None
     by: Annotated[
@@ -836,7 +837,9 @@ class QuoteOptions:
     ] = None
     budget: Annotated[
         float | None,
-        typer.Option(metavar="AMOUNT", help="Name the fastest plan that costs at most this, in the currency of prices."),
+        typer.Option(
+            metavar="AMOUNT", help="Name the fastest plan that costs at most this, in the currency of prices."
+        ),
     ] = None
     loader_rate: Annotated[
         float | None,

@@ -14,7 +14,7 @@ from paceline.cli.scale_predict import RANKS_PER_NODE, parse_ranks
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.quote_result import QuotedPlan, QuoteResult
-from paceline.core.units import Duration, count, number, per_second, rough_duration, size
+from paceline.core.units import Duration, count, per_second, rough_duration, size
 from paceline.data.loaders.sampler import count_samples
 from paceline.data.sources.folds import build_run_datasets
 from paceline.lab.predict.network import INTRA_NODE_LINKS, NetworkModel, build_network
@@ -27,6 +27,7 @@ from paceline.recipe.schema.data import Data
 from paceline.report.quote_page import build_quote_page
 
 if TYPE_CHECKING:
+    from paceline.lab.quote.choice import Limits
     from paceline.lab.quote.gpu import Gpu
     from paceline.lab.quote.plans import Conditions, Offer, Saving
     from paceline.lab.quote.prices import Prices
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _CLASSES: Final = 1000
 _NOTES: Final = (
-    "left out: start-up, stragglers, and for an image that is evaluated anything but a third of the time of training it",
+    "start-up and stragglers are left out, and an image is evaluated in a third of the time of training on it",
     "intervals are of the speed of the steps; failures are counted as often as they are expected",
     "memory is an estimate that no measurement has confirmed",
 )
@@ -48,7 +49,7 @@ _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
 
 def quote(options: QuoteOptions) -> int:
     """Run `paceline quote`, and return the exit code. Raise `RecipeError` for invalid options."""
-    from paceline.lab.quote.choice import Limits, choose_plan
+    from paceline.lab.quote.choice import choose_plan
     from paceline.lab.quote.gpu import read_gpu
     from paceline.lab.quote.plans import build_plan, plan_saving, plan_work, with_verdicts
     from paceline.lab.quote.prices import read_prices
@@ -194,13 +195,15 @@ def _list_assumptions(
     from paceline.measure.time_estimate import CHECKPOINT_BYTES_PER_S
 
     epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
-    facts = {"length": f"{epochs} of {count(plan.steps_per_epoch * plan.batch_size, 'image')}, by the recipe"}
+    facts = {"length": f"{epochs} of {count(plan.train_images, 'image')}, by the recipe"}
     given = f"{per_second(conditions.loader_rate)} images/s per node, by --loader-rate"
     facts["data path"] = given if options.loader_rate is not None else "gives each plan the images/s that it needs"
     if plan.eval_every:
         stated = ", 1 per 25 training images" if options.images is not None else ""
-        every = count(round(plan.eval_every / plan.steps_per_epoch, 2), "epoch")
-        facts["evaluation"] = f"of {count(plan.val_images, 'image')}{stated}, every {every}"
+        every = round(plan.eval_every / plan.steps_per_epoch, 2)
+        facts["evaluation"] = (
+            f"of {count(plan.val_images, 'image')}{stated}, every {'epoch' if every == 1 else count(every, 'epoch')}"
+        )
     if recipe.checkpoint.every == "off":
         facts["checkpoints"] = "none: a failure loses the whole run"
     else:

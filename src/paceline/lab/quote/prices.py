@@ -27,7 +27,7 @@ class Prices(Section):
     """Currency of the prices."""
     per_gpu_hour: dict[str, float]
     """Price on demand per GPU and hour by the name of `--gpu`."""
-    spot: dict[str, SpotPrice] = {}
+    spot: dict[str, SpotPrice] = Field({})
     """Prices on spot by the name of `--gpu`."""
 
 
