@@ -13,11 +13,11 @@ PARTS: Final = ("steps", "evaluation", "checkpoints", "failures")
 class QuotedPlan(ResultModel):
     """A way to train: `ranks` GPUs of a kind on `nodes`, on demand or on spot ("" without prices).
 
-    Intervals have 90 % confidence. `gpu` is its name in `--gpu`, `device` the one that torch reports. `images_per_s`
-    is what the GPUs and the data path give together. `hours` is the expected time of all `parts`, which hold the
-    hours of each at the most likely speed; it is infinite if failures leave no time to train. `data_images_per_s` is
-    what the data path of a node must give so that no GPU waits, and `waits_for_data` says that it does not.
-    `ends_in_time` and `is_within_budget` are "" if no limit was set.
+    Intervals have 90 % confidence. `gpu` is its name in `--gpu`, `device` the one that torch reports. `image_size` is
+    in pixels. `images_per_s` is what the GPUs and the data path give together. `hours` is the expected time of all
+    `parts`, which hold the hours of each at the most likely speed; it is infinite if failures leave no time to train.
+    `data_images_per_s` is what the data path of a node must give so that no GPU waits, and `waits_for_data` says that
+    it does not. `ends_in_time` and `is_within_budget` are "" if no limit was set.
     """
 
     gpu: str
@@ -26,6 +26,7 @@ class QuotedPlan(ResultModel):
     nodes: int
     pricing: Pricing
     rank_batch: int
+    image_size: int
     total_steps: int
     images_per_s: Interval
     hours: Interval

@@ -98,6 +98,7 @@ def build_plan(
         nodes=nodes,
         pricing=offer.pricing,
         rank_batch=plan.rank_batch,
+        image_size=plan.image_size,
         total_steps=plan.total_steps,
         images_per_s=Interval(value=min(speed.value, most), low=min(low, most), high=min(high, most)),
         hours=time,
