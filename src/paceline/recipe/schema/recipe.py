@@ -31,6 +31,7 @@ _NOT_WORK: Final = (
     "measure",
     *(f"data.{name}" for name in ("source", "batch_size", "rank_batch_size", "loader", "workers", "stage")),
     *(f"data.{name}" for name in ("cache", "cache_gb", "worker_timeout", "on_bad_image", "max_bad_images")),
+    *(f"train.{name}" for name in ("epochs", "steps", "max_time")),
     *(f"parallel.{name}" for name in ("device", "backend", "timeout", "threads", "bind")),
 )
 """Sections and fields of a recipe that may differ between the recipe of a quote and that of its run."""
@@ -263,9 +264,9 @@ class Recipe(Section):
 
     @property
     def work_hash(self) -> str:
-        """12 hex digits that are equal for recipes whose steps do the same work on a rank, and that train as long.
+        """12 hex digits that are equal for recipes whose steps do the same work on a rank.
 
-        Seed, logs, measurement, the place and the loading of the data, and global batch size may differ.
+        Seed, length, logs, measurement, the place and the loading of the data, and global batch size may differ.
         """
         values = self._values_to_hash()
         for path in _NOT_WORK:
