@@ -110,6 +110,16 @@ def test_a_quote_without_the_device_or_the_ranks_names_those_it_has(trained: Run
     assert f"{plans[1].device} on 2" in truth.why and truth.images_per_s is None
 
 
+def test_a_run_on_a_gpu_is_found_by_the_name_that_torch_has_for_it(trained: RunResult, quoted: Path) -> None:
+    name = "NVIDIA H100 80GB HBM3"
+    provenance = {**trained.provenance, "device": "cuda", "cuda_devices": [name, "NVIDIA T4"]}
+    plans = [
+        each.model_copy(update={"device": name}) for each in QuoteResult.model_validate_json(quoted.read_text()).plans
+    ]
+    truth = compare(trained.model_copy(update={"provenance": provenance}), quoted, plans=tuple(plans))
+    assert truth.device == name and truth.images_per_s == plans[0].images_per_s and truth.why == ""
+
+
 @pytest.mark.parametrize(("field", "value"), [("rank_batch", 16), ("image_size", 32)])
 def test_a_quote_of_other_batches_or_images_is_not_compared(
     trained: RunResult, quoted: Path, field: str, value: int

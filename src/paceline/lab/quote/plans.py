@@ -149,13 +149,13 @@ def with_verdicts(plan: QuotedPlan, by_hours: float | None, budget: float | None
     """Return `plan` with whether it ends within `by_hours` and costs at most `budget`, by its intervals."""
     return plan.model_copy(
         update={
-            "ends_in_time": _judge(plan.hours, by_hours),
-            "is_within_budget": _judge(plan.cost, budget),
+            "ends_in_time": _check_limit(plan.hours, by_hours),
+            "is_within_budget": _check_limit(plan.cost, budget),
         }
     )
 
 
-def _judge(interval: Interval | None, limit: float | None) -> Verdict:
+def _check_limit(interval: Interval | None, limit: float | None) -> Verdict:
     if limit is None or interval is None or interval.low is None or interval.high is None:
         return ""
     if interval.high <= limit:
