@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
@@ -110,7 +110,7 @@ def quote(options: QuoteOptions) -> int:
         plans=tuple(whole),
         answer=answer,
         chosen=chosen,
-        assumptions=_list_assumptions(recipe, plans[0], saving, conditions, prices, options),
+        assumptions=_list_assumptions(recipe, plans, saving, conditions, prices, options, has_spot=has_spot),
         currency=limits.currency,
         prices_date=prices.date if prices else "",
         by_hours=limits.by_hours,
@@ -184,18 +184,26 @@ def _parse_time(option: str, text: str, example: str) -> float:
 
 def _list_assumptions(
     recipe: Recipe,
-    plan: Plan,
+    plans: Sequence[Plan],
     saving: "Saving",
     conditions: "Conditions",
     prices: "Prices | None",
     options: QuoteOptions,
+    *,
+    has_spot: bool,
 ) -> dict[str, str]:
     """Return what the plans are computed from, by name."""
     from paceline.lab.quote.plans import COPY_BYTES_PER_S
     from paceline.measure.time_estimate import CHECKPOINT_BYTES_PER_S
 
+    plan = plans[0]
     epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
-    facts = {"length": f"{epochs} of {count(plan.train_images, 'image')}, by the recipe"}
+    facts = {
+        "model": f"{recipe.model.name} in {recipe.train.precision}, {plan.image_size} pixels",
+        "length": f"{epochs} of {count(plan.train_images, 'image')}",
+    }
+    if len({each.rank_batch for each in plans}) == 1:
+        facts["batch"] = f"{count(plan.rank_batch, 'image')} per rank"
     given = f"{per_second(conditions.loader_rate)} images/s per node, by --loader-rate"
     facts["data path"] = given if options.loader_rate is not None else "gives each plan the images/s that it needs"
     if plan.eval_every:
@@ -212,8 +220,8 @@ def _list_assumptions(
             f"of {size(saving.num_bytes)} every {recipe.checkpoint.every}, {copy}written at "
             f"{size(CHECKPOINT_BYTES_PER_S)}/s"
         )
-    failures = [] if options.mtbf is None else [f"one in {rough_duration(conditions.mtbf_s)} per node, by --mtbf"]
-    if prices is not None and prices.spot:
+    failures = [] if options.mtbf is None else [f"one in {options.mtbf} per node, by --mtbf"]
+    if has_spot:
         failures.append("interruptions on spot by the file of prices")
     if failures:
         failures.append(f"{rough_duration(conditions.restart_s)} to the next step")

@@ -48,14 +48,14 @@ def build_quote_page(result: QuoteResult) -> ReportPage:
     sections = [
         PageSection("answer", "Answer", [answer, *_chart_blocks(result)]),
         PageSection("plans", "Plans", [Paragraph(_describe_table(result)), plans, _parts_table(result)]),
-        PageSection("assumptions", "Assumptions", [assumed, *notes]),
+        PageSection("assumptions", "Assumptions", [KeyValueList(facts), *map(_note_sentence, result.notes)]),
         PageSection("limits", "What it cannot know", [Paragraph(_CANNOT_KNOW)]),
         PageSection("origin", "Repeat it", [shell_command(result.command)]),
     ]
     status, tone = _describe_status(result)
     return ReportPage(
         title=f"Quote for {clean_text(result.recipe, 80)}",
-        subtitle=[clean_text(result.assumptions.get("length", ""), 120), *_describe_prices(result)],
+        subtitle=[*_describe_recipe(result), *_describe_prices(result)],
         status=status,
         tone=tone,
         figures=_list_figures(result),
@@ -68,6 +68,15 @@ def build_quote_page(result: QuoteResult) -> ReportPage:
         source="datasheets of GPUs and a fitted model of their kernels. Nothing was trained",
         summary=[answer, plans, assumed, *notes],
     )
+
+
+def _note_sentence(note: str) -> Paragraph:
+    text = clean_text(note, 600)
+    return Paragraph(f"{text[:1].upper()}{text[1:]}.")
+
+
+def _describe_recipe(result: QuoteResult) -> list[str]:
+    return [clean_text(result.assumptions[name], 160) for name in ("model", "length") if name in result.assumptions]
 
 
 def _describe_prices(result: QuoteResult) -> list[str]:
@@ -210,14 +219,15 @@ def _chart_blocks(result: QuoteResult) -> list[Block]:
     budget = result.budget
     few = f" Of the {len(names)} GPUs, these have the best plans." if len(names) > NUM_LINE_STYLES else ""
     dashed = " Dashed: on spot." if any(line.is_dashed for line in lines) else ""
+    ruled = " The dotted line is the budget." if budget is not None and budget <= _MAX_RULE_RATIO * highest else ""
     chart = Chart(
         f"{'Cost' if has_prices else 'GPU time'} over time",
         "hours, log scale",
         f"cost, {clean_text(result.currency, 10)}, log scale" if has_prices else "GPU-hours, log scale",
         lines,
         low=None,
-        note=f"Each point is a number of GPUs with its interval; that of the hours is as wide.{dashed}{few}",
-        rule=(budget, "budget") if budget is not None and budget <= _MAX_RULE_RATIO * highest else None,
+        note=f"Each point is a number of GPUs with its interval; that of the hours is as wide.{dashed}{ruled}{few}",
+        rule=(budget, "") if budget is not None and ruled else None,  # intervals would cross its name
         log_x=True,
         log_y=True,
     )
