@@ -8,6 +8,7 @@ from paceline.core.json_file import read_json
 from paceline.core.quote_result import QuotedPlan, QuoteResult, QuoteTruth
 from paceline.core.results import GoodputResult, RunResult
 from paceline.core.run_dir import RunDir
+from paceline.core.units import count
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import Log
@@ -54,9 +55,9 @@ def compare_with_quote(quote: QuoteResult, recipe: Recipe, plan: Plan, result: R
         return truth.model_copy(update={"why": why})
     found = _find_plan(quote, device, plan)
     if found is None:
-        known = [*dict.fromkeys(f"{each.device} on {each.ranks}" for each in quote.plans)]
+        known = [*dict.fromkeys(f"{each.device} on {count(each.ranks, 'rank')}" for each in quote.plans)]
         names = ", ".join(known[:_MAX_NAMED]) + (" and others" if len(known) > _MAX_NAMED else "")
-        why = f"the quote is not for {device} on {plan.world_size}, but for {names}: quote what you rent"
+        why = f"the quote is not for {device} on {count(plan.world_size, 'rank')}, but for {names}: quote what you rent"
         return truth.model_copy(update={"why": why})
     truth = truth.model_copy(update={"gpu": found.gpu})
     for name, quoted, trained in (
