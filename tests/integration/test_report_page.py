@@ -12,11 +12,13 @@ from paceline.core.run_dir import RunDir
 from paceline.report.compare_model import read_compared_run
 from paceline.report.compare_page import build_compare_page
 from paceline.report.compare_runs import compare_runs
+from paceline.report.quote_page import build_quote_page
 from paceline.report.write import render_page, write_report
 
 RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
 RESULTS = RUNS.with_name("experiments") / "results.py"
 COMPARED = RUNS.with_name("compare") / "made.py"
+QUOTED = RUNS.with_name("quoted.py")
 KINDS = ("ladder", "weak", "batches", "prediction", "tune")
 DESKTOP_WIDTH, PHONE_WIDTH = 1280, 390
 # The contrast by WCAG 2.2 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio) of every visible text.
@@ -101,6 +103,15 @@ def comparison(tmp_path_factory):
     runs = [read_compared_run(path, "top1") for path in paths]
     report = folder / "report.html"
     report.write_text(render_page(folder, build_compare_page(compare_runs(runs, target=0.6), runs)))
+    return report
+
+
+@pytest.fixture(scope="module")
+def quote(tmp_path_factory):
+    """Return the page of a quote whose GPU has a malicious name."""
+    folder = tmp_path_factory.mktemp("quote")
+    report = folder / "quote.html"
+    report.write_text(render_page(folder, build_quote_page(module_at(QUOTED).priced_result())))
     return report
 
 
@@ -250,9 +261,23 @@ def test_intervals_are_visible_on_both_sides_of_the_measured_value(opened, exper
     assert len(heights) == 8 and min(heights) > 1
 
 
-@pytest.mark.parametrize("kind", ["run", "comparison", "sweep", *KINDS])
-def test_a_report_has_no_barriers_for_assistive_technology(opened, rundir, comparison, experiments, barriers, kind):
-    report = {"run": rundir.report, "comparison": comparison, **experiments}[kind]
+def test_the_page_of_a_quote_is_visible_and_safe_at_any_width(opened, quote):
+    page, requests, errors = opened(report=quote)
+    for width in (DESKTOP_WIDTH, PHONE_WIDTH):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        box = page.locator(".chart svg[role=img]").bounding_box()
+        assert box["width"] > 300 and box["x"] >= 0 and box["x"] + box["width"] <= width
+    assert "window.hacked=1</script>" in page.inner_text("body") and page.evaluate("window.hacked") is None
+    assert [url for url in requests if not url.startswith("data:")] == [quote.as_uri()] and errors == []
+    check_scripts(page)
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison", "quote", "sweep", *KINDS])
+def test_a_report_has_no_barriers_for_assistive_technology(
+    opened, rundir, comparison, quote, experiments, barriers, kind
+):
+    report = {"run": rundir.report, "comparison": comparison, "quote": quote, **experiments}[kind]
     for width, theme in ((DESKTOP_WIDTH, "light"), (PHONE_WIDTH, "dark")):
         page, *_ = opened(width, theme, report)
         # Most contrasts in the dark have a test of their own, which is faster and reads charts too.

@@ -100,17 +100,19 @@ def check_out_format(out: Path | None) -> None:
         raise RecipeError(f"--out: {out} has no known format (name a file ending in {', '.join(_FORMATS)})")
 
 
-def show_page(text: str, page: ReportPage, out: Path | None, *, as_json: bool) -> None:
-    """Print a comparison, as JSON `text` or as `page`, and write it to the file `out` that was named."""
+def show_page(text: str, page: ReportPage, out: Path | None, *, as_json: bool, noun: str = "comparison") -> None:
+    """Print a result, as JSON `text` or as `page`, and write it to the file `out` that was named; `noun` names it."""
     if as_json:
         print(text)
     else:
         print_page(page)
     if out is not None:
-        _write_comparison(text, page, out.expanduser(), print_path=not as_json)
+        _write_page(text, page, out.expanduser())
+        if not as_json:
+            print(f"{noun}: {printable_class_name(str(out.expanduser()))}")
 
 
-def _write_comparison(json_text: str, page: ReportPage, out: Path, *, print_path: bool) -> None:
+def _write_page(json_text: str, page: ReportPage, out: Path) -> None:
     match out.suffix:
         case ".json":
             text = json_text + "\n"
@@ -122,5 +124,3 @@ def _write_comparison(json_text: str, page: ReportPage, out: Path, *, print_path
         write_output(out, text)
     except OSError as error:
         raise PacelineError(f"--out: {out} cannot be written: {error.strerror} (name another with --out)") from None
-    if print_path:
-        print(f"comparison: {printable_class_name(str(out))}")

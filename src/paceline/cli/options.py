@@ -825,8 +825,40 @@ class QuoteOptions:
     ] = None
     prices: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="YAML file with date, currency and per_gpu_hour, a price by GPU."),
+        typer.Option(
+            metavar="FILE",
+            help="YAML file with date, currency and per_gpu_hour, a price by GPU; spot has prices on spot.",
+        ),
     ] = None
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Name the cheapest plan that ends within this time, such as 24h."),
+    ] = None
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="AMOUNT", help="Name the fastest plan that costs at most this, in the currency of prices."
+        ),
+    ] = None
+    loader_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="IMAGES/S",
+            help="What the data path of a node gives, as `paceline data bench` measures it there.",
+            show_default="as much as the GPUs take",
+        ),
+    ] = None
+    mtbf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Mean time between failures of a node, such as 500h.", show_default="no failures"
+        ),
+    ] = None
+    restart: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Time from a failure to the next step.", show_default="10min"),
+    ] = None
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the page as .html, .md or .json.")] = None
     network: Annotated[
         str | None,
         _network_option(

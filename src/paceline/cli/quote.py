@@ -1,18 +1,20 @@
 """`paceline quote`: how fast, how long and how much on GPUs that are not here."""
 
-import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
 
+from paceline import __version__
 from paceline.cli.args import split_recipe_args
+from paceline.cli.compare import check_out_format, show_page
 from paceline.cli.options import QuoteOptions
 from paceline.cli.scale_predict import RANKS_PER_NODE, parse_ranks
-from paceline.cli.tables import print_table
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, RecipeError
-from paceline.core.units import duration, number, per_second, size
+from paceline.core.quote_result import QuotedPlan, QuoteResult
+from paceline.core.units import Duration, count, per_second, rough_duration, size
 from paceline.data.loaders.sampler import count_samples
 from paceline.data.sources.folds import build_run_datasets
 from paceline.lab.predict.network import INTRA_NODE_LINKS, NetworkModel, build_network
@@ -22,14 +24,19 @@ from paceline.recipe.load import load
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
+from paceline.report.quote_page import build_quote_page
 
 if TYPE_CHECKING:
+    from paceline.lab.quote.choice import Limits
     from paceline.lab.quote.gpu import Gpu
+    from paceline.lab.quote.plans import Conditions, Offer, Saving
+    from paceline.lab.quote.prices import Prices
     from paceline.lab.quote.quote import Quote
 
 _CLASSES: Final = 1000
 _NOTES: Final = (
-    "training steps alone: no evaluation, checkpoints, start-up or failures, and data that never waits",
+    "start-up and stragglers are left out, and an image is evaluated in a third of the time of training on it",
+    "intervals are of the speed of the steps; failures are counted as often as they are expected",
     "memory is an estimate that no measurement has confirmed",
 )
 _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -42,11 +49,15 @@ _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
 
 def quote(options: QuoteOptions) -> int:
     """Run `paceline quote`, and return the exit code. Raise `RecipeError` for invalid options."""
+    from paceline.lab.quote.choice import choose_plan
     from paceline.lab.quote.gpu import read_gpu
-    from paceline.lab.quote.quote import count_step, find_number_format, read_prices
+    from paceline.lab.quote.plans import build_plan, plan_saving, plan_work, with_verdicts
+    from paceline.lab.quote.prices import read_prices
+    from paceline.lab.quote.quote import count_step, find_number_format
     from paceline.lab.quote.quote import quote as quote_run
     from paceline.lab.quote.step_model import read_constants
 
+    check_out_format(options.out)
     loaded = with_weights_defaults(load(*split_recipe_args(options.args)))
     require_consent(loaded, trust_code=options.trust_code)
     recipe = loaded.recipe
@@ -57,17 +68,21 @@ def quote(options: QuoteOptions) -> int:
     missing = next((name for name in gpus if prices and name not in prices.per_gpu_hour), None)
     if missing is not None:
         raise RecipeError(f"{options.prices}: per_gpu_hour has no {missing} (add it, or leave the GPU out)")
+    offers = {name: _list_offers(name, prices) for name in gpus}
+    on_node = options.ranks_per_node or RANKS_PER_NODE
+    limits = _read_limits(options, prices)
+    has_spot = any(offer.pricing == "spot" for each in offers.values() for offer in each)
+    conditions = _read_conditions(options, on_node, has_spot=has_spot)
     train, val = _read_infos(recipe.data, options)
     num_samples = count_samples(recipe.data, train.num_images)
     plans = [Plan.derive(recipe, each, train, val, num_samples) for each in ranks]
-    on_node = options.ranks_per_node or RANKS_PER_NODE
     constants = read_constants()["training"]
     counted = {}
     quotes: list[Quote] = []
+    whole: list[QuotedPlan] = []
     for name, gpu in gpus.items():
         number_format = find_number_format(recipe.train.precision, gpu)
         network = _find_network(options.network, gpu, on_node)
-        price = prices.per_gpu_hour[name] if prices else None
         for plan in plans:
             if number_format not in counted:
                 counted[number_format] = count_step(recipe, plan, number_format)
@@ -76,17 +91,146 @@ def quote(options: QuoteOptions) -> int:
                     f"--ranks: {plan.world_size} ranks need several nodes of {on_node}, and {network.name} is within "
                     "a node (add a network between nodes, such as --network ndr, or set --ranks-per-node)"
                 )
-            each = quote_run(recipe, plan, counted[number_format], name, gpu, constants, network, on_node, price)
+            step = counted[number_format]
+            price = prices.per_gpu_hour[name] if prices else None
+            each = quote_run(recipe, plan, step, name, gpu, constants, network, on_node, price)
             quotes.append(each)
-    notes = [*_NOTES, *_list_notes(recipe, counted, max(ranks))]
-    if options.as_json:
-        values = {"recipe": loaded.name, "recipe_hash": recipe.hash, "constants": constants.source, "notes": notes}
-        print(json.dumps({**values, "quotes": [asdict(each) for each in quotes]}, indent=2))
-        return 0
-    _print_quotes(quotes, prices.currency if prices else "")
-    for note in (*notes, *((f"prices of {prices.date}",) if prices else ())):
-        print(f"note: {note}")
+            work, saving = plan_work(recipe, plan), plan_saving(recipe, step.params)
+            for offer in offers[name]:
+                built = build_plan(each, gpu.name, plan, work, saving, conditions, offer)
+                whole.append(with_verdicts(built, limits.by_hours, limits.budget))
+    answer, chosen = choose_plan(whole, limits)
+    result = QuoteResult(
+        recipe=loaded.name,
+        recipe_hash=recipe.hash,
+        work_hash=recipe.work_hash,
+        constants=constants.source,
+        notes=(*_NOTES, *_list_notes(recipe, counted, max(ranks))),
+        quotes=tuple(asdict(each) for each in quotes),
+        plans=tuple(whole),
+        answer=answer,
+        chosen=chosen,
+        assumptions=_list_assumptions(recipe, plans, saving, conditions, prices, options, has_spot=has_spot),
+        currency=limits.currency,
+        prices_date=prices.date if prices else "",
+        by_hours=limits.by_hours,
+        budget=limits.budget,
+        command=("paceline", *sys.argv[1:]),
+        paceline=__version__,
+    )
+    text, page = result.model_dump_json(indent=2), build_quote_page(result)
+    show_page(text, page, options.out, as_json=options.as_json, noun="quote")
     return 0
+
+
+def _list_offers(name: str, prices: "Prices | None") -> list["Offer"]:
+    """Return the offers of a GPU: on demand, and on spot if the file has a price."""
+    from paceline.lab.quote.plans import Offer
+
+    if prices is None:
+        return [Offer()]
+    offers = [Offer("on demand", prices.per_gpu_hour[name])]
+    if name in prices.spot:
+        spot = prices.spot[name]
+        offers.append(Offer("spot", spot.per_gpu_hour, 3600 * spot.hours_between_interruptions))
+    return offers
+
+
+def _read_limits(options: QuoteOptions, prices: "Prices | None") -> "Limits":
+    """Return the limits of time and money. Raise `RecipeError` for one that is invalid or has no price."""
+    from paceline.lab.quote.choice import Limits
+
+    if options.budget is not None:
+        if prices is None:
+            raise RecipeError(f"--budget: {options.budget:g} needs prices (add --prices FILE)")
+        _refuse_unless_positive("--budget", options.budget)
+    by_s = None if options.by is None else _parse_time("--by", options.by, "24h or 90min")
+    return Limits(None if by_s is None else by_s / 3600, options.budget, prices.currency if prices else "")
+
+
+def _read_conditions(options: QuoteOptions, on_node: int, *, has_spot: bool) -> "Conditions":
+    """Return the data path and the failures of a node. Raise `RecipeError` for invalid options."""
+    from paceline.lab.quote.plans import RESTART_S, Conditions
+
+    if options.loader_rate is not None:
+        _refuse_unless_positive("--loader-rate", options.loader_rate)
+    if options.restart is not None and options.mtbf is None and not has_spot:
+        raise RecipeError(
+            f"--restart: {options.restart} has no effect without failures (add --mtbf, prices on spot, or leave it out)"
+        )
+    return Conditions(
+        on_node,
+        math.inf if options.loader_rate is None else options.loader_rate,
+        math.inf if options.mtbf is None else _parse_time("--mtbf", options.mtbf, "500h"),
+        RESTART_S if options.restart is None else _parse_time("--restart", options.restart, "10min"),
+    )
+
+
+def _refuse_unless_positive(option: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise RecipeError(f"{option}: {value:g} is out of range (write a number above 0)")
+
+
+def _parse_time(option: str, text: str, example: str) -> float:
+    """Return a wall-clock time in seconds."""
+    try:
+        parsed = Duration.parse(text)
+    except ValueError as error:
+        raise RecipeError(f"{option}: {error}") from None
+    if not parsed.is_time or parsed.seconds <= 0:
+        raise RecipeError(f"{option}: '{parsed}' is not a wall-clock time above 0 (write {example})")
+    return parsed.seconds
+
+
+def _list_assumptions(
+    recipe: Recipe,
+    plans: Sequence[Plan],
+    saving: "Saving",
+    conditions: "Conditions",
+    prices: "Prices | None",
+    options: QuoteOptions,
+    *,
+    has_spot: bool,
+) -> dict[str, str]:
+    """Return what the plans are computed from, by name."""
+    from paceline.lab.quote.plans import COPY_BYTES_PER_S
+    from paceline.measure.time_estimate import CHECKPOINT_BYTES_PER_S
+
+    plan = plans[0]
+    epochs = count(round(plan.total_steps / plan.steps_per_epoch, 2), "epoch")
+    facts = {
+        "model": f"{recipe.model.name} in {recipe.train.precision}, {plan.image_size} pixels",
+        "length": f"{epochs} of {count(plan.train_images, 'image')}",
+    }
+    if len({each.rank_batch for each in plans}) == 1:
+        facts["batch"] = f"{count(plan.rank_batch, 'image')} per rank"
+    given = f"{per_second(conditions.loader_rate)} images/s per node, by --loader-rate"
+    facts["data path"] = given if options.loader_rate is not None else "gives each plan the images/s that it needs"
+    if plan.eval_every:
+        stated = ", 1 per 25 training images" if options.images is not None else ""
+        every = round(plan.eval_every / plan.steps_per_epoch, 2)
+        facts["evaluation"] = (
+            f"of {count(plan.val_images, 'image')}{stated}, every {'epoch' if every == 1 else count(every, 'epoch')}"
+        )
+    if recipe.checkpoint.every == "off":
+        facts["checkpoints"] = "none: a failure loses the whole run"
+    else:
+        copy = f"copied to host memory at {size(COPY_BYTES_PER_S)}/s, and " if saving.stall_s < saving.write_s else ""
+        facts["checkpoints"] = (
+            f"of {size(saving.num_bytes)} every {recipe.checkpoint.every}, {copy}written at "
+            f"{size(CHECKPOINT_BYTES_PER_S)}/s"
+        )
+    failures = [] if options.mtbf is None else [f"one in {options.mtbf} per node, by --mtbf"]
+    if has_spot:
+        failures.append("interruptions on spot by the file of prices")
+    if failures:
+        failures.append(f"{rough_duration(conditions.restart_s)} to the next step")
+    facts["failures"] = "; ".join(failures) or "none"
+    if prices is not None:
+        facts["prices"] = f"of {prices.date} in {prices.currency}, by {options.prices}"
+    if options.network is not None:
+        facts["network"] = options.network
+    return facts
 
 
 def _find_network(name: str | None, gpu: "Gpu", ranks_per_node: int) -> NetworkModel:
@@ -138,24 +282,3 @@ def _read_infos(data: Data, options: QuoteOptions) -> tuple[DatasetInfo, Dataset
         std=(),
     )
     return train, replace(train, split="val", num_images=math.ceil(options.images / 25))
-
-
-def _print_quotes(quotes: Sequence["Quote"], currency: str) -> None:
-    rows = []
-    for each in quotes:
-        speed, hours = each.images_per_s, each.hours
-        row = (
-            each.gpu,
-            f"{each.ranks:,}",
-            f"{each.rank_batch:,}",
-            per_second(speed.value),
-            f"{per_second(speed.low)} to {per_second(speed.high)}",
-            duration(3600 * hours.value),
-            f"{duration(3600 * hours.low)} to {duration(3600 * hours.high)}",
-            size(each.memory_bytes) + ("" if each.fits else ", too much"),
-        )
-        cost = each.cost
-        rows.append(row if cost is None else (*row, number(cost.value), f"{number(cost.low)} to {number(cost.high)}"))
-    costs = (f"cost, {currency}", "cost, 90 %") if currency else ()
-    headings = ("GPU", "ranks", "batch per rank", "images/s", "images/s, 90 %", "time", "time, 90 %", "memory", *costs)
-    print_table("Quote", headings, rows, num_names=2)

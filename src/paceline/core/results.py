@@ -13,6 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from paceline.core.csv_cells import from_cell, to_cell
 from paceline.core.errors import PacelineError
 from paceline.core.json_file import MeasuredFloat, ResultModel
+from paceline.core.quote_result import QuoteTruth
 from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, count, milliseconds, number, per_second, seconds, size
 
@@ -654,9 +655,9 @@ class RunResult(ResultModel):
     `job_id`, and `job_restarts`, its requeues (SLURM_RESTART_COUNT). `estimate` is the time that the run predicted for
     itself, compared with the truth; None for a run that was too short, resumed or ended before its last step, whose
     planned rest was never run. `forecast` is the time of the whole training as known at the end of a run that
-    `train.max_time` ended. `energy` is None with `measure.telemetry=off`, and `cost`, rank-hours of all processes times
-    `log.price_per_hour` in its currency, without a price. `run_dir` is set by `paceline.train`. Other fields are None
-    in results from before they were recorded.
+    `train.max_time` ended. `quote` compares the quote of `log.quote` with the run. `energy` is None with
+    `measure.telemetry=off`, and `cost`, rank-hours of all processes times `log.price_per_hour` in its currency, without
+    a price. `run_dir` is set by `paceline.train`. Other fields are None in results from before they were recorded.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -683,6 +684,7 @@ class RunResult(ResultModel):
     time: TimeResult
     estimate: EstimateResult | None = None
     forecast: EstimateResult | None = None
+    quote: QuoteTruth | None = None
     goodput: GoodputResult | None = None
     checkpoints: CheckpointResult | None = None
     stages: dict[str, StageResult]

@@ -188,6 +188,8 @@ class RunDir:
     """JSON file with the temperature of each calibrated checkpoint, which `paceline eval --calibrate` writes."""
     predictions = _Inside("predictions.csv")
     """CSV file of the last evaluation, one row per image, with `log.predictions`."""
+    quote = _Inside("quote.json")
+    """JSON file of `paceline quote`, with `log.quote`."""
     tensorboard = _Inside("tensorboard")
     """TensorBoard's event files."""
     attempts = _Inside("attempts.jsonl")

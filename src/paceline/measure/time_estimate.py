@@ -22,12 +22,12 @@ _MAX_BLOCKS: Final = 512
 _MAX_PAUSES: Final = 5
 _MAX_OVER_MEDIAN: Final = 3.0
 _MAX_CORRELATION: Final = 0.8
-_FORWARD_SHARE: Final = 1 / 3
+FORWARD_SHARE: Final = 1 / 3
 """Time of evaluating an image over that of training on it: the backward pass takes twice the forward pass."""
 _UNFROZEN: Final = 2.0
 """Time of a step that trains all parameters over one with frozen ones, before it is measured: between 1, if loading
 takes all the time, and 3, if only the classifier is trained."""
-_CHECKPOINT_BYTES_PER_S: Final = 5e8
+CHECKPOINT_BYTES_PER_S: Final = 5e8
 """Speed at which a checkpoint is assumed to be written before the first one."""
 _END_S: Final = 0.5
 """Time from the last step to the result, for joining workers and hashing weights: an assumption."""
@@ -260,10 +260,10 @@ class RunEstimator:
             eval_step_s = step_s * (self.work.eval_size / phase.size) ** 2
         num_evals, num_saves = self.work.evaluations(step), self.work.checkpoints(step, steps_s)
         num_weighed = sum(each > step for each in self.work.weigh_after)
-        image_s = _FORWARD_SHARE * eval_step_s / self.work.batch_size
+        image_s = FORWARD_SHARE * eval_step_s / self.work.batch_size
         eval_s, eval_error = self._mean_pause("evaluate", image_s * self.work.eval_images)
         weigh_s, weigh_error = self._mean_pause(WEIGH, image_s * self.work.weigh_images)
-        save_s, save_error = self._mean_pause("checkpoint", self.work.checkpoint_bytes / _CHECKPOINT_BYTES_PER_S)
+        save_s, save_error = self._mean_pause("checkpoint", self.work.checkpoint_bytes / CHECKPOINT_BYTES_PER_S)
         pauses = ((num_evals, eval_error), (num_saves, save_error), (num_weighed, weigh_error))
         for number, (below_s, above_s) in pauses:
             errors.append((number * below_s, number * above_s))

@@ -13,7 +13,7 @@ from paceline.core.units import accuracy, count, energy, number, parameters, per
 from paceline.report import cells
 from paceline.report.document import BarSegment, Brief, BriefRow, HealthFinding, ReportPage
 from paceline.report.read_run import RunData
-from paceline.report.run_summary import wall_clock_parts
+from paceline.report.run_summary import quote_pieces, wall_clock_parts
 from paceline.report.text import clean_text
 
 # Share of the wall clock from which a part is named, and the number of parts named.
@@ -49,6 +49,7 @@ def run_brief(run: RunData, page: ReportPage) -> Brief:
         _time_row(result),
         *_goodput_row(result),
         *_energy_row(result),
+        *_quote_row(result),
         *_bottleneck_row(page, result),
         *_health_row(page),
         _report_row(run),
@@ -189,6 +190,11 @@ def _energy_row(result: RunResult) -> Iterator[BriefRow]:
     pieces = [] if result.energy is None or result.energy.kwh is None else [energy(result.energy.kwh)]
     pieces += [] if result.cost is None else [f"cost {number(result.cost)}"]
     yield BriefRow("energy" if result.cost is None else "spent", [pieces])
+
+
+def _quote_row(result: RunResult) -> Iterator[BriefRow]:
+    if result.quote is not None:
+        yield BriefRow("quote", [[piece] for piece in quote_pieces(result.quote)])
 
 
 def _bottleneck_row(page: ReportPage, result: RunResult) -> Iterator[BriefRow]:

@@ -31,6 +31,7 @@ from paceline.report.reproduce_sections import override_chips, reproduce_section
 from paceline.report.run_summary import (
     energy_rows,
     estimate_rows,
+    quote_rows,
     reliability_rows,
     result_figures,
     training_rows,
@@ -89,7 +90,8 @@ def build_run_summary(run: RunData) -> ReportPage:
     summary: list[Block] = []
     recorded = run.result.health if run.result is not None else None
     if run.result is not None:
-        below = [*energy_rows(run.result), *estimate_rows(run.result), *reliability_rows(run.result)]
+        below = [*energy_rows(run.result), *estimate_rows(run.result), *quote_rows(run.result)]
+        below += reliability_rows(run.result)
         rows = [*worst_classes_rows(run.classes), *training_rows(run.result), *below]
         stages = stage_table(run.result)
         summary = [KeyValueList(rows), *([stages] if stages else [])]

@@ -1,7 +1,7 @@
 """Describe the outcome of a run or of an evaluation: its key figures, and facts below them."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from paceline.core.metric import (
     metric_label,
     monitor_of,
 )
+from paceline.core.quote_result import QuoteTruth
 from paceline.core.results import (
     AccountResult,
     CheckpointResult,
@@ -26,6 +27,7 @@ from paceline.core.results import (
     worst_classes,
 )
 from paceline.core.run_dir import RunDir, checkpoint_name
+from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, count, energy, number, per_second, seconds, share, size
 from paceline.report import cells
 from paceline.report.document import KeyFigure, TableCell
@@ -194,6 +196,37 @@ def describe_estimate(estimate: EstimateResult) -> str:
         return text
     direction = "long" if estimate.error > 0 else "short"
     return f"{text}, {seconds(estimate.actual_s)} taken: {share(abs(estimate.error))} too {direction}"
+
+
+def quote_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
+    """Yield the quote of `log.quote`, compared with the truth, or why it was not."""
+    if result.quote is not None:
+        yield "quote", TableCell("; ".join(quote_pieces(result.quote)))
+
+
+def quote_pieces(truth: QuoteTruth) -> Iterator[str]:
+    """Yield `1,340 images/s, quoted 1,230 for 1 x h100 (1,020 to 1,400): within the interval`, time, and what lacks."""
+    gpu = clean_text(truth.gpu, 60)
+    if truth.images_per_s is not None and truth.measured_images_per_s is not None:
+        measured = f"{per_second(truth.measured_images_per_s)} images/s"
+        yield _compare_pieces(
+            measured, f" for {truth.ranks:,} x {gpu}", truth.images_per_s, per_second, truth.is_speed_within
+        )
+    if truth.hours is not None and truth.measured_hours is not None:
+        taken = seconds(3600 * truth.measured_hours)
+        yield _compare_pieces(taken, "", truth.hours, lambda hours: seconds(3600 * hours), truth.is_time_within)
+    if truth.why:
+        yield clean_text(truth.why, 400)
+
+
+def _compare_pieces(
+    measured: str, what_for: str, quoted: Interval, write: Callable[[float], str], is_within: bool | None
+) -> str:
+    text = f"{measured}, quoted {write(quoted.value)}{what_for}"
+    if quoted.low is None or quoted.high is None:
+        return text
+    outcome = {True: ": within the interval", False: ": outside the interval", None: ""}[is_within]
+    return f"{text} ({write(quoted.low)} to {write(quoted.high)}){outcome}"
 
 
 def energy_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:

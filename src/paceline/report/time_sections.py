@@ -29,7 +29,7 @@ from paceline.report.document import (
     TableCell,
 )
 from paceline.report.read_run import RunData
-from paceline.report.run_summary import estimate_rows, wall_clock_parts
+from paceline.report.run_summary import estimate_rows, quote_rows, wall_clock_parts
 from paceline.report.text import clean_text, finite_or_none
 
 _UNFINISHED_NOTE = "The run has not finished: start-up, evaluations and checkpoints are attributed at its end."
@@ -69,7 +69,9 @@ def time_section(run: RunData) -> PageSection:
 
 def _estimate_blocks(result: RunResult) -> list[Block]:
     rows = [*estimate_rows(result)]
-    return [KeyValueList(rows, "Time predicted from the first steps")] if rows else []
+    blocks: list[Block] = [KeyValueList(rows, "Time predicted from the first steps")] if rows else []
+    quoted = [*quote_rows(result)]
+    return [*blocks, KeyValueList(quoted, "Quote against truth")] if quoted else blocks
 
 
 def logged_stage_seconds(run: RunData) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paceline.core.errors import RecipeError
+from paceline.core.quote_result import QuoteResult
 from paceline.core.results import EnergyResult
 from paceline.core.run_dir import RunDir, append_line, read_lines
 from paceline.core.units import count, mib
@@ -43,6 +44,7 @@ from paceline.training.logging.build import build_sinks
 from paceline.training.lr_schedule import sample_lr_points
 from paceline.training.pause_log import LogPause, build_pause_log, no_log
 from paceline.training.process import RunProcess
+from paceline.training.quote_truth import keep_quote
 from paceline.training.resume import (
     check_dataset,
     check_sampler,
@@ -114,6 +116,7 @@ class RunOutputs:
     on_step: Callable[[TrainState], None] = lambda state: None
     log_pause: LogPause = no_log
     checkpoint_bytes: int = 0
+    quote: QuoteResult | None = None
 
     def time_spent(self, summary: ClockSummary) -> TimeSpent:
         """Return the time to store in the saved state; zero on ranks other than 0, as rank 0 saves its own."""
@@ -168,6 +171,7 @@ def build_run_outputs(
             path.unlink()
     rundir.write_json(rundir.dataset.name, trained.to_dict())
     rundir.write_json("machine.json", machine)
+    quote = keep_quote(recipe.log, rundir)
     callbacks = build_callbacks(recipe, context.plan, training_state.schedule, rundir.path, state.step)
     listeners = (*process.invocation.listeners, callbacks)
     sinks = build_sinks(
@@ -193,6 +197,7 @@ def build_run_outputs(
         callbacks.step_ended,
         build_pause_log(rundir.pauses),
         checkpoint_bytes,
+        quote,
     )
 
 

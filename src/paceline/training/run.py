@@ -40,6 +40,7 @@ from paceline.training.out_of_memory import explain_others
 from paceline.training.outputs import build_run_outputs, collect_energy, find_resume_checkpoint, start_telemetry
 from paceline.training.precision import check_trained_model
 from paceline.training.process import Invocation, RunProcess
+from paceline.training.quote_truth import compare_with_quote, read_quote
 from paceline.training.result import FinalWeights, StartupTimes, build_result, collect_evidence, diagnose_run
 from paceline.training.resume import (
     check_rundir,
@@ -97,6 +98,7 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         check_plugins(recipe)
         if world.is_main:
             require_sinks(recipe.log)
+            read_quote(recipe.log, rundir)  # before the data, as it may be missing
         binding = bind_rank(recipe.parallel, world)
         smallest = smallest_batch(recipe, world.world_size)
         read = partial(read_run_data, smallest)
@@ -184,6 +186,9 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 **({"telemetry_missing": telemetry.missing} if telemetry and telemetry.missing else {}),
             },
         )
+        if outputs.quote is not None:
+            truth = compare_with_quote(outputs.quote, context.recipe, context.plan, result)
+            result = result.model_copy(update={"quote": truth})
         if outputs.goodput is not None:
             outputs.goodput.end(state.step, timer.elapsed_s, status)
         if world.is_main:

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.args import split_recipe_args
 from paceline.cli.options import QuoteOptions
 from paceline.cli.quote import quote
 from paceline.core.errors import DataError, RecipeError
+from paceline.core.quote_result import QuoteResult
+from paceline.recipe.load import load
 
 ARGS = ["synthetic", "model.name=resnet18_cifar", "train.epochs=2", "data.batch_size=auto", "train.precision=amp"]
 ON_RANKS = [*ARGS, "data.rank_batch_size=64"]
@@ -49,7 +52,7 @@ def test_the_table_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -
     assert quote(options(gpu="a100", ranks="1")) == 0
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "a100" in out and "images/s" in out
-    assert "no evaluation" in out
+    assert "start-up and stragglers are left out" in out
 
 
 def test_a_batch_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +79,13 @@ def test_a_batch_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str])
         ({"gpu": "missing.yaml"}, "--gpu: missing.yaml: is not a file"),
         ({"prices": Path("missing.yaml")}, "--prices: missing.yaml: is not a file"),
         ({"args": [*ON_RANKS, "train.accumulate=auto"]}, "train.accumulate: auto"),
+        ({"budget": 200.0}, "--budget: 200 needs prices"),
+        ({"by": "5ep"}, "--by: '5ep' is not a wall-clock time"),
+        ({"by": "soon"}, "--by: 'soon' is not a duration"),
+        ({"mtbf": "0h"}, "--mtbf: '0h'"),
+        ({"restart": "5min"}, "--restart: 5min has no effect"),
+        ({"loader_rate": 0.0}, "--loader-rate: 0 is out of range"),
+        ({"out": Path("page.pdf")}, "--out: page.pdf"),
     ],
 )
 def test_what_cannot_be_quoted_is_refused(changes: dict, place: str) -> None:
@@ -115,3 +125,38 @@ def test_a_price_that_is_missing_is_named(tmp_path: Path) -> None:
     prices.write_text("date: '2026-11-01'\nper_gpu_hour: {t4: 0.5}\n")
     with pytest.raises(RecipeError, match="per_gpu_hour has no h100"):
         quote(options(gpu="t4,h100", prices=prices))
+
+
+def test_plans_have_a_row_per_price_and_name_the_cheapest_in_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prices, page = tmp_path / "prices.yaml", tmp_path / "page.html"
+    prices.write_text(
+        "date: '2026-11-01'\nper_gpu_hour: {t4: 0.5, h100: 3}\n"
+        "spot: {h100: {per_gpu_hour: 1, hours_between_interruptions: 10}}\n"
+    )
+    more = {"prices": prices, "by": "10h", "budget": 50.0, "mtbf": "500h", "loader_rate": 1000.0, "out": page}
+
+    assert quote(options(as_json=True, gpu="t4,h100", ranks="1", **more)) == 0
+
+    result = QuoteResult.model_validate_json(capsys.readouterr().out)
+    assert [(each.gpu, each.pricing) for each in result.plans] == [
+        ("t4", "on demand"), ("h100", "on demand"), ("h100", "spot")
+    ]  # fmt: skip
+    for each in result.plans:
+        assert each.images_per_s.value <= 1000.0 and each.ends_in_time and each.is_within_budget
+        assert each.hours.value == pytest.approx(sum(each.parts.values())) and each.parts["failures"] > 0
+    on_demand, spot = result.plans[1:]
+    assert on_demand.waits_for_data and on_demand.device == "NVIDIA H100 80GB HBM3"
+    assert spot.parts["failures"] > on_demand.parts["failures"]
+    assert result.chosen is not None and "cheapest" in result.answer
+    assert result.recipe_hash == load(*split_recipe_args(ON_RANKS)).recipe.hash
+    assert result.answer in page.read_text()
+
+
+def test_a_plan_without_limits_of_data_takes_the_time_of_its_quote(capsys: pytest.CaptureFixture[str]) -> None:
+    progressive = "data.progressive={start_size: 16, begin: 0%, end: 50%, multiple: 16}"
+    assert quote(options(args=[*ON_RANKS, progressive], as_json=True, gpu="t4", ranks="1")) == 0
+    result = json.loads(capsys.readouterr().out)
+    (quoted,), (plan,) = result["quotes"], result["plans"]
+    assert plan["parts"]["steps"] == pytest.approx(quoted["hours"]["value"])

@@ -49,7 +49,7 @@ UNKNOWN_KEYS = [
     (
         ["log.xyz=on"],
         "log.xyz: no such field (one of every, tensorboard, sinks, samples, worst, explain, predictions, report, "
-        "price_per_hour)",
+        "price_per_hour, quote)",
     ),
 ]
 

@@ -230,6 +230,7 @@ def test_recipes_keep_their_hashes_from_before_a_field_was_added(resolve):
         ("log", "explain"),
         ("log", "predictions"),
         ("log", "price_per_hour"),
+        ("log", "quote"),
     ):
         del values[section][name]
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))

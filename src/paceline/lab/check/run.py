@@ -53,7 +53,7 @@ def measure_run(recipe: Recipe, ranks: int, folder: Path, run_s: float, *, overs
     It ends with an evaluation and a checkpoint. A run of fewer than two steps is repeated with four times as much time.
     Raise `RecipeError` if the folder cannot be written.
     """
-    settings = [("log.report", "off"), ("log.sinks", []), ("train.callbacks", [])]
+    settings = [("log.report", "off"), ("log.quote", "off"), ("log.sinks", []), ("train.callbacks", [])]
     settings += [("train.stop", "off"), ("train.patience", "off")]
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
     for length_s in (run_s, _LONGER * run_s):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -11,13 +10,12 @@ import torch
 from paceline.core.errors import RecipeError
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
-from paceline.lab.quote.gpu import Gpu, read_checked
+from paceline.lab.quote.gpu import Gpu
 from paceline.lab.quote.step_model import Constants, Layout, build_step_table, find_bounds, predict_time
 from paceline.models.build import build_model
 from paceline.models.flops import StepKernels, count_kernels
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.base import Section
 from paceline.recipe.schema.optim import Adam, Sgd
 
 _HALF: Final[Mapping[str, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -28,28 +26,6 @@ _CONTEXT_BYTES: Final = 600e6
 """Memory of the CUDA context and the libraries' workspaces: from memory, not measured."""
 _BACKWARD_SHARE: Final = 2 / 3
 _FITTED_GPU: Final = "NVIDIA GeForce RTX 3090"
-
-
-class Prices(Section):
-    """Prices of GPUs on a day."""
-
-    date: str
-    """Day on which the prices held."""
-    currency: str = "USD"
-    """Currency of the prices."""
-    per_gpu_hour: dict[str, float]
-    """Price per GPU and hour by the name of `--gpu`."""
-
-
-def read_prices(path: Path) -> Prices:
-    """Read a file of prices. Raise `RecipeError` if it is invalid."""
-    if not path.is_file():
-        raise RecipeError(f"--prices: {path}: is not a file (write one with date, currency and per_gpu_hour)")
-    prices, _ = read_checked(path, Prices)
-    wrong = next((name for name, price in prices.per_gpu_hour.items() if price < 0), None)
-    if wrong is not None:
-        raise RecipeError(f"{path}: per_gpu_hour.{wrong}: {prices.per_gpu_hour[wrong]:g} is below 0 (set a price)")
-    return prices
 
 
 @dataclass(frozen=True)

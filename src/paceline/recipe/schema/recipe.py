@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Self, cast
+from typing import Any, Final, Literal, Self, cast
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -24,6 +24,17 @@ from paceline.recipe.schema.optim import (
     Sgd,
 )
 from paceline.recipe.schema.train import Log, Parallel, Train
+
+_NOT_WORK: Final = (
+    "seed",
+    "log",
+    "measure",
+    *(f"data.{name}" for name in ("source", "batch_size", "rank_batch_size", "loader", "workers", "stage")),
+    *(f"data.{name}" for name in ("cache", "cache_gb", "worker_timeout", "on_bad_image", "max_bad_images")),
+    *(f"train.{name}" for name in ("epochs", "steps", "max_time")),
+    *(f"parallel.{name}" for name in ("device", "backend", "timeout", "threads", "bind")),
+)
+"""Sections and fields of a recipe that may differ between the recipe of a quote and that of its run."""
 
 
 class Checkpoint(Section):
@@ -249,10 +260,32 @@ class Recipe(Section):
     @property
     def hash(self) -> str:
         """12 hex digits that are equal for equal recipes."""
+        return _hash_values(self._values_to_hash())
+
+    @property
+    def work_hash(self) -> str:
+        """12 hex digits that are equal for recipes whose steps do the same work on a rank.
+
+        Seed, length, logs, measurement, the place and the loading of the data, and global batch size may differ.
+        """
+        values = self._values_to_hash()
+        for path in _NOT_WORK:
+            section, _, name = path.partition(".")
+            if name:
+                values[section].pop(name, None)
+            else:
+                del values[section]
+        return _hash_values(values)
+
+    def _values_to_hash(self) -> dict[str, Any]:
         values = self.to_dict()
         _drop_added(self, values)
-        canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        return values
+
+
+def _hash_values(values: Mapping[str, Any]) -> str:
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def _drop_added(section: Section, plain: dict[str, Any]) -> None:

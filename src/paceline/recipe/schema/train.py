@@ -386,7 +386,7 @@ SinkSection = Annotated[
 class Log(Section):
     """Logs, trackers and the report."""
 
-    added: ClassVar = ("explain", "predictions", "price_per_hour")
+    added: ClassVar = ("explain", "predictions", "price_per_hour", "quote")
 
     every: CadenceDuration = "10st"
     """How often to log loss and throughput."""
@@ -413,6 +413,8 @@ class Log(Section):
     price_per_hour: PositiveFloat | Off = "off"
     """Price of one rank per hour, in any currency: of a GPU, or of its share of a node. `result.json` then has the
     `cost` of all processes of the run."""
+    quote: Off | str = "off"
+    """File with the output of `paceline quote --json` for this recipe, to compare with what the run measures."""
 
     @field_validator("sinks")
     @classmethod

@@ -1,0 +1,257 @@
+"""Build the page of `paceline quote`: the answer, the plans, cost over time, assumptions and the command."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from paceline.core.quote_result import PARTS, QuotedPlan, QuoteResult, Verdict
+from paceline.core.statistics import Interval
+from paceline.core.units import count, duration, number, per_second, size
+from paceline.report import cells
+from paceline.report.charts import NUM_LINE_STYLES
+from paceline.report.document import (
+    Block,
+    Chart,
+    ChartLine,
+    ChartRow,
+    KeyFigure,
+    KeyValueList,
+    PageSection,
+    Paragraph,
+    ReportPage,
+    Table,
+    TableCell,
+    Tone,
+)
+from paceline.report.experiment_common import shell_command
+from paceline.report.series import Point
+from paceline.report.text import clean_text
+
+_CANNOT_KNOW: Final = (
+    "A quote is computed from datasheets and from measurements of other networks. It cannot know the CPU that launches "
+    "the kernels, the cooling of the GPU, other programs on the node, or the versions of the libraries. Before you "
+    "rent eight GPUs, train on one of them for a few minutes with log.quote: the run says how far off the quote was."
+)
+_VERDICTS: Final[tuple[Verdict, ...]] = ("", "yes", "likely", "unlikely", "no")
+_MAX_OPEN_PLANS: Final = 12
+_MAX_RULE_RATIO: Final = 1.5
+"""Limit of a budget over the most expensive plan beyond which its line would flatten the chart."""
+
+
+def build_quote_page(result: QuoteResult) -> ReportPage:
+    """Return the page; a terminal shows the answer, the plans and the notes."""
+    answer = Paragraph(clean_text(result.answer, 1000))
+    plans = _plans_table(result)
+    notes: list[Block] = [Paragraph(f"note: {clean_text(each, 600)}") for each in result.notes]
+    facts = [(clean_text(name, 60), cells.text_cell(text, 300)) for name, text in result.assumptions.items()]
+    assumed = KeyValueList(facts, "Assumed")
+    sections = [
+        PageSection("answer", "Answer", [answer, *_chart_blocks(result)]),
+        PageSection("plans", "Plans", [Paragraph(_describe_table(result)), plans, _parts_table(result)]),
+        PageSection("assumptions", "Assumptions", [KeyValueList(facts), *map(_note_sentence, result.notes)]),
+        PageSection("limits", "What it cannot know", [Paragraph(_CANNOT_KNOW)]),
+        PageSection("origin", "Repeat it", [shell_command(result.command)]),
+    ]
+    status, tone = _describe_status(result)
+    return ReportPage(
+        title=f"Quote for {clean_text(result.recipe, 80)}",
+        subtitle=[*_describe_recipe(result), *_describe_prices(result)],
+        status=status,
+        tone=tone,
+        figures=_list_figures(result),
+        verdict=None,
+        notices=(),
+        problems=(),
+        sections=sections,
+        paceline=clean_text(result.paceline),
+        about="Quote",
+        source="datasheets of GPUs and a fitted model of their kernels. Nothing was trained",
+        summary=[answer, plans, assumed, *notes],
+    )
+
+
+def _note_sentence(note: str) -> Paragraph:
+    text = clean_text(note, 600)
+    return Paragraph(f"{text[:1].upper()}{text[1:]}.")
+
+
+def _describe_recipe(result: QuoteResult) -> list[str]:
+    return [clean_text(result.assumptions[name], 160) for name in ("model", "length") if name in result.assumptions]
+
+
+def _describe_prices(result: QuoteResult) -> list[str]:
+    return [f"prices of {clean_text(result.prices_date, 40)}"] if result.prices_date else []
+
+
+def _describe_status(result: QuoteResult) -> tuple[str, Tone]:
+    plan = _chosen_plan(result)
+    if plan is None:
+        return "no plan can run", "bad"
+    verdicts = {plan.ends_in_time, plan.is_within_budget} - {""}
+    if not verdicts:
+        return count(len(result.plans), "plan"), "good"
+    if verdicts == {"yes"}:
+        return "a plan keeps the limits", "good"
+    is_likely = verdicts <= {"yes", "likely"}
+    return ("a plan likely keeps the limits", "warning") if is_likely else ("no plan keeps the limits", "bad")
+
+
+def _chosen_plan(result: QuoteResult) -> QuotedPlan | None:
+    return None if result.chosen is None else result.plans[result.chosen]
+
+
+def _name(plan: QuotedPlan) -> str:
+    return clean_text(f"{plan.ranks:,} x {plan.gpu}", 60)
+
+
+def _name_cell(plan: QuotedPlan) -> TableCell:
+    return TableCell(_name(plan), note=plan.pricing if plan.pricing == "spot" else "")
+
+
+def _list_figures(result: QuoteResult) -> list[KeyFigure]:
+    plan = _chosen_plan(result)
+    if plan is None:
+        return []
+    on_spot = "on spot, " if plan.pricing == "spot" else ""
+    figures = [KeyFigure("plan", TableCell(_name(plan)), on_spot + clean_text(plan.device, 80))]
+    figures.append(KeyFigure("time", _time_cell(plan.hours), _range(plan.hours)))
+    if plan.cost is not None:
+        costs = f"{number(plan.cost.low or 0.0)} to {number(plan.cost.high or 0.0)}"
+        figures.append(KeyFigure(f"cost, {clean_text(result.currency, 10)}", cells.number_cell(plan.cost.value), costs))
+    speed = plan.images_per_s
+    speeds = f"{per_second(speed.low or 0.0)} to {per_second(speed.high or 0.0)}"
+    return [*figures, KeyFigure("images/s", cells.rate_cell(speed.value), speeds)]
+
+
+def _duration(hours: float | None) -> str:
+    return "never" if hours is None or not math.isfinite(hours) else duration(3600 * hours)
+
+
+def _range(hours: Interval) -> str:
+    return f"{_duration(hours.low)} to {_duration(hours.high)}"
+
+
+def _time_cell(hours: Interval) -> TableCell:
+    return TableCell(_duration(hours.value), hours.value)
+
+
+def _order(result: QuoteResult) -> list[int]:
+    """Return the indices of the plans, the best first: the one that was chosen, then by limits, cost and time."""
+
+    def rank(index: int) -> tuple[bool, bool, int, float, float]:
+        plan = result.plans[index]
+        worst = max(map(_VERDICTS.index, (plan.ends_in_time, plan.is_within_budget)))
+        hours = plan.hours.value
+        cost = hours * plan.ranks if plan.cost is None else plan.cost.value
+        costs_first = (cost, hours) if plan.cost is not None or result.by_hours is not None else (hours, cost)
+        is_budget_alone = result.by_hours is None and result.budget is not None
+        return (index != result.chosen, not plan.fits, worst, *((hours, cost) if is_budget_alone else costs_first))
+
+    return sorted(range(len(result.plans)), key=rank)
+
+
+def _plans_table(result: QuoteResult) -> Table:
+    plans, currency = [result.plans[index] for index in _order(result)], clean_text(result.currency, 10)
+    has_batches = len({plan.rank_batch for plan in plans}) > 1
+    names = ["time", *([f"cost, {currency}"] if currency else [])]
+    limits = [f"within {number(result.by_hours)} h"] if result.by_hours is not None else []
+    limits += [f"for {currency} {number(result.budget)}"] if result.budget is not None else []
+    others = ["images/s", *(["batch per rank"] if has_batches else []), "data per node, images/s", "memory"]
+    columns = [
+        *cells.table_columns(["plan"], names),
+        *cells.table_columns(limits),
+        *cells.table_columns([], others),
+    ]
+    rows = []
+    for plan in plans:
+        row = [
+            _name_cell(plan),
+            TableCell(_duration(plan.hours.value), plan.hours.value, note=_range(plan.hours)),
+            *([cells.number_cell(plan.cost)] if currency else []),
+            *([TableCell(plan.ends_in_time)] if result.by_hours is not None else []),
+            *([TableCell(plan.is_within_budget)] if result.budget is not None else []),
+            cells.rate_cell(plan.images_per_s),
+            *([cells.count_cell(plan.rank_batch)] if has_batches else []),
+            TableCell(
+                per_second(plan.data_images_per_s),
+                plan.data_images_per_s,
+                note="waits for data" if plan.waits_for_data else "",
+            ),
+            TableCell(size(plan.memory_bytes), plan.memory_bytes, note="" if plan.fits else "too much"),
+        ]
+        rows.append(row)
+    return Table("Plans", columns, rows, _MAX_OPEN_PLANS, "more plans")
+
+
+def _describe_table(result: QuoteResult) -> str:
+    first = "The plan of the answer is first. " if result.chosen is not None else ""
+    limits = (
+        " A limit is kept (yes) if the whole interval keeps it, and likely if its middle does."
+        if result.by_hours is not None or result.budget is not None
+        else ""
+    )
+    return (
+        f"{first}Small print has intervals that are meant to hold nine times in ten.{limits} Data per node is what the "
+        "data path of a node must give so that its GPUs do not wait."
+    )
+
+
+def _parts_table(result: QuoteResult) -> Table:
+    rows = [
+        [_name_cell(plan), *(TableCell(_duration(plan.parts[name]), plan.parts[name]) for name in PARTS)]
+        for plan in map(result.plans.__getitem__, _order(result))
+    ]
+    return Table("Parts of the time", cells.table_columns([""], PARTS), rows, is_folded=True)
+
+
+def _chart_blocks(result: QuoteResult) -> list[Block]:
+    has_prices = bool(result.currency)
+    able = [plan for plan in map(result.plans.__getitem__, _order(result)) if _is_able(plan)]
+    names = list(dict.fromkeys(plan.gpu for plan in able))
+    shown: dict[tuple[str, str], list[QuotedPlan]] = {}
+    for plan in able:
+        if plan.gpu in names[:NUM_LINE_STYLES]:
+            shown.setdefault((plan.gpu, plan.pricing), []).append(plan)
+    lines = [line for key, plans in shown.items() if (line := _chart_line(*key, plans)).points]
+    if not lines:
+        return []
+    highest = max(high for line in lines for _, high in line.bounds.values())
+    budget = result.budget
+    few = f" Of the {len(names)} GPUs, these have the best plans." if len(names) > NUM_LINE_STYLES else ""
+    dashed = " Dashed: on spot." if any(line.is_dashed for line in lines) else ""
+    ruled = " The dotted line is the budget." if budget is not None and budget <= _MAX_RULE_RATIO * highest else ""
+    chart = Chart(
+        f"{'Cost' if has_prices else 'GPU time'} over time",
+        "hours, log scale",
+        f"cost, {clean_text(result.currency, 10)}, log scale" if has_prices else "GPU-hours, log scale",
+        lines,
+        low=None,
+        note=f"Each point is a number of GPUs with its interval; that of the hours is as wide.{dashed}{ruled}{few}",
+        rule=(budget, "") if budget is not None and ruled else None,  # intervals would cross its name
+        log_x=True,
+        log_y=True,
+    )
+    return [ChartRow([chart])]
+
+
+def _is_able(plan: QuotedPlan) -> bool:
+    return plan.fits and math.isfinite(plan.hours.high or math.inf)
+
+
+def _chart_line(gpu: str, pricing: str, plans: Sequence[QuotedPlan]) -> ChartLine:
+    points: list[Point] = []
+    bounds: dict[Point, tuple[float, float]] = {}
+    for plan in sorted(plans, key=lambda each: each.hours.value):
+        amount = plan.cost
+        if amount is None:
+            low, high = ((each or 0.0) * plan.ranks for each in (plan.hours.low, plan.hours.high))
+            amount = Interval(value=plan.hours.value * plan.ranks, low=low, high=high)
+        if not amount.value > 0:  # a GPU without cost has no place on a log axis
+            continue
+        point = (plan.hours.value, amount.value)
+        points.append(point)
+        if amount.low is not None and amount.high is not None:
+            bounds[point] = (amount.low, amount.high)
+    is_spot = pricing == "spot"
+    name = clean_text(f"{gpu}{' on spot' if is_spot else ''}", 40)
+    return ChartLine(name, points, has_markers=True, group=clean_text(gpu, 40), is_dashed=is_spot, bounds=bounds)

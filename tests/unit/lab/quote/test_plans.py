@@ -1,0 +1,106 @@
+"""Plans of whole runs: data path, evaluation, checkpoints, failures and prices."""
+
+import math
+
+import pytest
+
+from paceline.cli.args import split_recipe_args
+from paceline.core.dataset import DatasetInfo
+from paceline.core.goodput import efficiency
+from paceline.core.statistics import Interval
+from paceline.lab.quote.plans import Conditions, Offer, Saving, build_plan, with_verdicts
+from paceline.lab.quote.quote import Quote
+from paceline.measure.time_estimate import PlannedWork
+from paceline.recipe.load import load
+from paceline.recipe.plan import Plan
+
+SAVING = Saving(1e9, stall_s=2.0, write_s=8.0)
+RATE = 1000.0
+
+
+def dataset(split: str, num_images: int) -> DatasetInfo:
+    classes = tuple(map(str, range(10)))
+    return DatasetInfo(
+        name="made", split=split, num_images=num_images, class_names=classes, channels=3, image_size=(32, 32), mean=(),
+        std=(),
+    )  # fmt: skip
+
+
+def derive(ranks: int = 1, *overrides: str) -> Plan:
+    args = ["synthetic", "data.rank_batch_size=100", "train.epochs=4", *overrides]
+    recipe = load(*split_recipe_args(args)).recipe
+    return Plan.derive(recipe, ranks, dataset("train", 100_000), dataset("val", 30_000), 100_000)
+
+
+def make_quote(plan: Plan, rate: float = RATE) -> Quote:
+    speed = Interval(value=rate, low=0.8 * rate, high=1.25 * rate)
+    return Quote("made", plan.world_size, plan.rank_batch, speed, speed, 1e9, fits=True, cost=None)
+
+
+def build(plan: Plan, conditions: Conditions = Conditions(8), offer: Offer = Offer(), rate: float = RATE):  # noqa: B008
+    work = PlannedWork.from_plan(plan)
+    return build_plan(make_quote(plan, rate), "Made GPU", plan, work, SAVING, conditions, offer)
+
+
+def test_without_failures_a_plan_is_the_sum_of_its_parts() -> None:
+    found = build(derive())
+    steps_s = 400_000 / RATE
+    parts_s = {"steps": steps_s, "evaluation": 4 * 30_000 / RATE / 3, "checkpoints": 4 * 2.0, "failures": 0.0}
+    assert {name: 3600 * hours for name, hours in found.parts.items()} == pytest.approx(parts_s)
+    assert 3600 * found.hours.value == pytest.approx(sum(parts_s.values()))
+    assert found.hours.low < found.hours.value < found.hours.high
+
+
+def test_failures_are_those_of_the_goodput_formula() -> None:
+    found = build(derive(), Conditions(8, mtbf_s=500.0, restart_s=60.0))
+    train_s = 400_000 / RATE + 4 * 30_000 / RATE / 3
+    share = efficiency(train_s / 4, 2.0, 60.0, 500.0, write_s=8.0)
+    assert 3600 * found.hours.value == pytest.approx(train_s / share)
+
+
+def test_failures_and_interruptions_of_all_nodes_add_up() -> None:
+    two_nodes = build(derive(2), Conditions(1, mtbf_s=1000.0), Offer("spot", 1.0, mtbf_s=1000.0))
+    one_node = build(derive(2), Conditions(2, mtbf_s=250.0))
+    assert two_nodes.nodes == 2 and one_node.nodes == 1
+    assert two_nodes.hours.value == pytest.approx(one_node.hours.value)
+
+
+def test_failures_that_leave_no_time_never_end() -> None:
+    found = build(derive(1, "checkpoint.every=off"), Conditions(8, mtbf_s=0.1))
+    assert math.isinf(found.hours.value) and found.hours.high == math.inf
+
+
+def test_a_run_without_checkpoints_loses_all_of_its_work() -> None:
+    conditions = Conditions(8, mtbf_s=500.0)
+    assert build(derive(1, "checkpoint.every=off"), conditions).hours.value > build(derive(), conditions).hours.value
+
+
+def test_the_data_path_of_each_node_caps_the_speed() -> None:
+    free = build(derive(2), Conditions(1))
+    assert free.data_images_per_s == RATE / 2 and not free.waits_for_data
+    capped = build(derive(2), Conditions(1, loader_rate=300.0))
+    assert capped.waits_for_data and capped.images_per_s.value == 600.0
+    assert capped.parts["steps"] == pytest.approx(400_000 / 600 / 3600, rel=0.01)
+    assert not build(derive(2), Conditions(1, loader_rate=500.0)).waits_for_data
+
+
+def test_small_images_need_more_of_the_data_path() -> None:
+    plan = derive(1, "data.image_size=32", "data.progressive={start_size: 16, begin: 0%, end: 50%, multiple: 16}")
+    assert min(size for _, size in plan.train_sizes) == 16
+    assert build(plan).data_images_per_s == 4 * RATE
+    assert build(plan, Conditions(8, loader_rate=RATE)).hours.value > build(plan).hours.value
+
+
+def test_cost_is_of_all_gpus_for_the_whole_time() -> None:
+    found = build(derive(4), offer=Offer("on demand", 2.5))
+    assert found.cost is not None
+    assert [found.cost.value, found.cost.low, found.cost.high] == pytest.approx(
+        [10 * each for each in (found.hours.value, found.hours.low, found.hours.high)]
+    )
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(1.0, "no"), (1.9, "unlikely"), (2.1, "likely"), (2.6, "yes")], ids=str)
+def test_a_limit_is_judged_by_the_interval(limit: float, verdict: str) -> None:
+    found = build(derive()).model_copy(update={"hours": Interval(value=2.0, low=1.6, high=2.5)})
+    assert with_verdicts(found, limit, None).ends_in_time == verdict
+    assert with_verdicts(found, None, 10.0).is_within_budget == ""
