@@ -10,16 +10,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-# Torch counts FLOPs (`FlopCounterMode`: matrix products, convolutions and attention, 2 FLOP per multiply-add). Memory
+# Torch has formulas of FLOPs (`flop_registry`: matrix products, convolutions and attention, 2 FLOP per multiply-add). Memory
 # traffic is modeled for fused kernels:
 # - A product or convolution reads its inputs and writes its output; its backward does so twice, for the gradients of
 #   input and weights.
@@ -255,17 +256,17 @@ def _copy_to_meta(model: nn.Module) -> nn.Module:
 def _record_training(model: nn.Module, images: Tensor) -> tuple[list[_Recorded], list[_Recorded]]:
     """Return the kernels of the forward and of the backward pass of a batch."""
     model.zero_grad()  # adding to existing gradients would be counted
-    with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
-        with _KernelRecorder(counter) as forward:
+    with torch.random.fork_rng(devices=[]):
+        with _KernelRecorder() as forward:
             logits = model(images)
-        with _KernelRecorder(counter) as backward:
+        with _KernelRecorder() as backward:
             logits.backward(torch.empty_like(logits))
     return forward.kernels, backward.kernels
 
 
 def _record_inference(model: nn.Module, images: Tensor) -> tuple[list[_Recorded], list[_Recorded]]:
     """Return the kernels of the forward pass of a batch, and no others."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, _KernelRecorder(counter) as forward:
+    with torch.no_grad(), _KernelRecorder() as forward:
         model(images)
     return forward.kernels, []
 
@@ -307,6 +308,10 @@ class _Autocast(TorchFunctionMode):
             args, kwargs = _cast_tensors((args, kwargs), dtype)
         if name == "scaled_dot_product_attention" and self._has_fused_attention:
             return _run_fused_attention(*args, **kwargs)
+        if name == "multi_head_attention_forward" and self._has_fused_attention:
+            # A mode does not see the functions that this one calls.
+            with mock.patch.object(nn.functional, "scaled_dot_product_attention", _run_fused_attention):
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -347,15 +352,16 @@ def _run_fused_attention(
 class _KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the kernels of each operation below autograd."""
 
-    def __init__(self, counter: FlopCounterMode) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._counter = counter
         self.kernels: list[_Recorded] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = self._counter.get_total_flops()
-        out = func(*args, **(kwargs or {}))
-        self.kernels += _list_kernels(func, args, out, self._counter.get_total_flops() - before)
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        count_flops = flop_registry.get(func._overloadpacket)
+        flops = count_flops(*args, **kwargs, out_val=out) if count_flops else 0
+        self.kernels += _list_kernels(func, args, out, flops)
         return out
 
 
