@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -260,7 +261,10 @@ def _record_training(model: nn.Module, images: Tensor) -> tuple[list[_Recorded],
         with _KernelRecorder() as forward:
             logits = model(images)
         with _KernelRecorder() as backward:
-            logits.backward(torch.empty_like(logits))
+            # `logits.backward` turns function modes off, but checkpointed blocks need theirs when they run again.
+            _engine_run_backward(
+                (logits,), (torch.empty_like(logits),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
     return forward.kernels, backward.kernels
 
 

@@ -6,13 +6,13 @@ A kernel takes as long as its FLOPs or its bytes, whichever is longer (a smooth 
 
 The efficiencies e and m belong to the class of the kernel. A matrix product, or a convolution as one, wastes a part of
 its tiles if its sides are short: fill = product of (1 + s / side). The loss s is time of a multiprocessor, so that it
-grows with the FLOP/s of one, or with their root if there are two sides. Kernels run one after another, and the host
-launches them in time.
+grows with the FLOP/s of one, or with their root if there are two sides. Kernels run one after another. A step takes as
+long as they do, or as the host does that launches them, whichever is longer (a smooth maximum).
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -30,7 +30,7 @@ from paceline.recipe.yaml import read_yaml_file
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 CONSTANTS: Final = Path(str(resources.files("paceline.lab") / "quote" / "constants.yaml"))
 SMOOTHNESS: Final = 4.0
-"""p of the smooth maximum."""
+"""p of both smooth maxima."""
 _MAX_SIDES: Final = 3
 _ON_VECTOR_UNITS: Final = ("depthwise", "depthwise_weights")
 """Classes of kernels that use no tensor cores."""
@@ -79,6 +79,8 @@ class Constants(Section):
     """Constants by class of kernels."""
     launch: float = Field(gt=0)
     """Time of a kernel besides its work, as a multiple of that of an empty one."""
+    host_us: float = Field(ge=0)
+    """Time of the host to launch a kernel, in microseconds, with what Python and autograd do for it."""
     errors: dict[Layout, ErrorConstants]
     """Errors of the predictions by layout."""
     gpu_sigma: float = Field(ge=0)
@@ -190,33 +192,31 @@ def time_kernels(
     return KernelTimes(compute_s, memory_s, work_s, launch_s, np.sum(short / (1 + short), axis=1))
 
 
-_OPTIMIZER_PASSES: Final[Mapping[str, tuple[float, float]]] = {
-    "sgd": (14.0, 5.0),
-    "adamw": (18.0, 10.0),
-    "fused_sgd": (5.0, 0.05),
-    "fused_adamw": (7.0, 0.05),
-}
-"""Numbers of fp32 read and written per parameter, and kernels per tensor; a fused one updates about 20 tensors at a
-time, which was not measured.
-"""
-
-
-def build_step_table(step: StepKernels, optimizer: str | None = "sgd") -> KernelTable:
-    """Build the table of all kernels of a step, with those of an optimizer unless it is None."""
-    kernels = [*step.forward, *step.backward]
-    if optimizer is not None:
-        passes, number = _OPTIMIZER_PASSES[optimizer]
-        launches = math.ceil(number * step.tensors)
-        kernels += [Kernel("elementwise", 0.0, 0.0, 4 * passes * step.params / launches, ())] * launches
-    return KernelTable.build(kernels)
+def build_step_table(step: StepKernels, update: Iterable[Kernel] = ()) -> KernelTable:
+    """Build the table of all kernels of a step, with those of an `update` of the weights."""
+    return KernelTable.build([*step.forward, *step.backward, *update])
 
 
 @dataclass(frozen=True)
 class PredictedTime:
-    """Predicted seconds, and how many of them are kernels of `SLOW_KINDS`."""
+    """Predicted seconds of the GPU and of the host, and how many of the GPU's are kernels of `SLOW_KINDS`."""
 
-    seconds: float
+    gpu_s: float
+    host_s: float
     slow_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step: of the GPU or the host, which launches its kernels, whichever takes longer."""
+        return float((self.gpu_s**SMOOTHNESS + self.host_s**SMOOTHNESS) ** (1 / SMOOTHNESS))
+
+    def combine(self, other: "PredictedTime", number: int = 1) -> "PredictedTime":
+        """Return the time of `number` times this and then of `other`."""
+        return PredictedTime(
+            number * self.gpu_s + other.gpu_s,
+            number * self.host_s + other.host_s,
+            number * self.slow_s + other.slow_s,
+        )
 
 
 def predict_time(
@@ -225,4 +225,8 @@ def predict_time(
     """Return the time of all kernels of a table for `batch` images."""
     times = time_kernels(table, batch, gpu, precision, layout, StepConstants.build(constants))
     is_slow = np.isin(table.kind, [KINDS.index(kind) for kind in SLOW_KINDS])
-    return PredictedTime(float(np.sum(times.work_s + times.launch_s)), float(np.sum(times.work_s[is_slow])))
+    return PredictedTime(
+        gpu_s=float(np.sum(times.work_s + times.launch_s)),
+        host_s=1e-6 * constants.host_us * float(np.sum(table.count)),
+        slow_s=float(np.sum(times.work_s[is_slow])),
+    )
