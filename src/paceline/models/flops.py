@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-# Torch has formulas of FLOPs (`flop_registry`: matrix products, convolutions and attention, 2 FLOP per multiply-add). Memory
-# traffic is modeled for fused kernels:
+# FLOPs are by torch's formulas (`flop_registry`: matrix products, convolutions and attention, 2 FLOP per multiply-add).
+# Memory traffic is modeled for fused kernels:
 # - A product or convolution reads its inputs and writes its output; its backward does so twice, for the gradients of
 #   input and weights.
 # - A norm takes two passes each way, as its statistics need the whole batch (Ioffe and Szegedy 2015, arXiv 1502.03167):
@@ -82,6 +82,8 @@ Kind = Literal[
     "convolution_weights",
     "grouped",
     "grouped_weights",
+    "narrow",
+    "narrow_weights",
     "depthwise",
     "depthwise_weights",
     "product",
@@ -92,14 +94,20 @@ Kind = Literal[
     "copy",
     "other",
 ]
-"""Classes of kernels: `_weights` are the gradients of a convolution's weights, `product` a matrix product, `attention`
-a batch of matrix products or fused attention, `row_norm` a layer or group norm or a softmax, and `copy` a conversion,
+"""Classes of kernels: `_weights` are the gradients of a convolution's weights, `narrow` is a grouped convolution of a
+shape that cuDNN has kernels for in NHWC and `grouped` of any other, `product` a matrix product, `attention` a batch of
+matrix products or fused attention, `row_norm` a layer or group norm or a softmax, and `copy` a conversion,
 concatenation, padding or reordering.
 """
+_NARROW_WIDTHS: Final = (4, 8, 16, 32)
+_NARROW_CHANNELS: Final = 64
+"""Channels of a group, and the number that the channels are multiples of, of convolutions that are as fast in NHWC as
+others without groups: found in timm's tables of training (benchmarks/quote.py)."""
 
 _WEIGHT_KINDS: Final[dict[Kind, Kind]] = {
     "convolution": "convolution_weights",
     "grouped": "grouped_weights",
+    "narrow": "narrow_weights",
     "depthwise": "depthwise_weights",
 }
 
@@ -418,7 +426,11 @@ def _classify(func: Any, args: Any) -> tuple[Kind, tuple[int, ...]]:
 def _convolution_kind(weight: Tensor, groups: int) -> Kind:
     if groups == 1:
         return "convolution"
-    return "depthwise" if weight.shape[1] == 1 else "grouped"
+    outputs, width = weight.shape[:2]
+    if width == 1:
+        return "depthwise"
+    is_narrow = width in _NARROW_WIDTHS and outputs == width * groups and outputs % _NARROW_CHANNELS == 0
+    return "narrow" if is_narrow else "grouped"
 
 
 def _convolution_sides(weight: Tensor, groups: int) -> tuple[int, int]:

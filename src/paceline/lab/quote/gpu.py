@@ -34,6 +34,8 @@ class Gpu(Section):
     """Size of its memory that programs can use, in units of 2^30 bytes."""
     multiprocessors: int = Field(gt=0)
     """Number of streaming multiprocessors."""
+    boost_ghz: float = Field(gt=0)
+    """Their boost clock."""
     launch_us: float = Field(gt=0)
     """Time of an empty kernel in microseconds."""
     link: str = "pcie4"

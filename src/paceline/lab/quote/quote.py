@@ -153,12 +153,8 @@ def quote(
     if recipe.train.capture == "on" and plan.world_size == 1:
         alone = replace(alone, host_s=0.0)  # the host launches one graph
     alone_s = alone.seconds
-    low, high = find_bounds(
-        constants,
-        layout,
-        alone.slow_s / alone_s,
-        is_fitted=gpu.name == _FITTED_GPU and number_format in _HALF,
-    )
+    is_fitted = gpu.name == _FITTED_GPU and number_format in _HALF
+    low, high = find_bounds(constants, layout, number_format, alone, is_fitted=is_fitted)
     # A slower step is at the high end of its time and at the low end of its speed.
     images_per_s = Interval(
         plan.batch_size / (alone_s + exposed_s(network)),
