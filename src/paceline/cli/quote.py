@@ -24,8 +24,8 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.data import Data
 
 if TYPE_CHECKING:
-    from paceline.lab.quote.gpu import Gpu
     from paceline.lab.quote.quote import Quote
+    from paceline.measure.gpu import Gpu
 
 _CLASSES: Final = 1000
 _NOTES: Final = (

@@ -12,7 +12,7 @@ from torch import nn
 from paceline.core.errors import RecipeError
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
-from paceline.lab.quote.gpu import Gpu, read_checked
+from paceline.lab.quote.gpu import read_checked
 from paceline.lab.quote.step_model import (
     Constants,
     KernelTable,
@@ -22,6 +22,7 @@ from paceline.lab.quote.step_model import (
     predict_time,
 )
 from paceline.lab.quote.update import list_update_kernels
+from paceline.measure.gpu import Gpu
 from paceline.models.activations import checkpoint_activations
 from paceline.models.build import build_model
 from paceline.models.flops import StepKernels, count_kernels

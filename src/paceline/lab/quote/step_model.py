@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from paceline.lab.quote.gpu import Gpu
+from paceline.measure.gpu import Gpu
 from paceline.models.flops import Kernel, Kind, StepKernels
 from paceline.recipe.schema.base import Section
 from paceline.recipe.yaml import read_yaml_file
