@@ -51,7 +51,7 @@ def test_the_fit_finds_the_constants_that_made_the_measurements(benchmark: Modul
         )
         families = tuple(f"family {number % 12}" for number in range(60))
         names, ones = tuple(map(str, range(60))), np.ones(60)
-        blank = benchmark.Samples("3090", layout, names, families, table, owner, 64 * ones, ones, ones, ones)
+        blank = benchmark.Samples("training", "3090", layout, names, families, table, owner, 64 * ones, ones, ones, ones)
         groups.append(replace(blank, log_s=benchmark.predict(blank, truth)[0]))
 
     found = benchmark.fit(groups, (mean, sigma))
@@ -70,7 +70,7 @@ def test_an_interval_holds_the_share_that_it_states(benchmark: ModuleType) -> No
     share = random.uniform(0, 1, 4000)
     ratio = 0.1 * (1 + 2 * share) * random.standard_normal(4000)
 
-    bounds = benchmark.find_interval(ratio, share, ["one"] * 4000)
+    bounds = benchmark.find_interval(ratio, share, ["one"] * 4000, 0.05)
 
     low, high = bounds.of(share)
     assert bounds.spread == pytest.approx(2, rel=0.3)
