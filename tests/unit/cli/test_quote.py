@@ -117,7 +117,7 @@ def test_blocks_that_run_again_and_a_weight_average_take_time_and_a_graph_saves_
 
 def test_intervals_are_wider_in_a_format_that_was_not_fitted(capsys: pytest.CaptureFixture[str]) -> None:
     def width(precision: str) -> float:
-        args = [*ON_RANKS, f"train.precision={precision}"]
+        args = [*ON_RANKS, f"train.precision={precision}", "data.rank_batch_size=1024"]
         (found,) = read_quotes(capsys, args=args, gpu="3090", ranks="1")
         return found["images_per_s"]["high"] / found["images_per_s"]["low"]
 
