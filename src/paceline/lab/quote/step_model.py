@@ -167,7 +167,14 @@ class StepConstants:
         def column(name: str) -> Array:
             return np.array([getattr(row, name) for row in rows])
 
-        return cls(*map(column, PARTS), constants.launch)
+        return cls(
+            compute=column("compute"),
+            memory=column("memory"),
+            side=column("side"),
+            nchw=column("nchw"),
+            odd=column("odd"),
+            launch=constants.launch,
+        )
 
 
 @dataclass(frozen=True)
