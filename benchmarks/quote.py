@@ -56,8 +56,8 @@ Array = NDArray[np.float64]
 SOURCE = "huggingface/pytorch-image-models, results/, commit aa4b5850 of 2026-08-08"
 FOLDS = 10
 TAIL = {"training": 0.02, "inference": 0.06}
-"""Share of errors beyond each end of an interval, chosen so that intervals hold 85 to 95 % in every judgment. It is below
-5 % in training, whose families are few and large: networks of a family err alike."""
+"""Share of errors beyond each end of an interval, chosen so that intervals hold 85 to 95 % in every judgment. It is
+below 5 % in training, whose families are few and large: networks of a family err alike."""
 # Where the fit starts, and how far it may go: mean and standard deviation of the logarithm of each constant. They hold
 # classes of kernels of which the tables have few, and efficiencies near what a GPU can reach. With more freedom the fit
 # to one GPU is one percent better, but may give a convolution more than the peak, with twice the error on the other
