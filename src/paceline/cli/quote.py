@@ -28,10 +28,10 @@ from paceline.report.quote_page import build_quote_page
 
 if TYPE_CHECKING:
     from paceline.lab.quote.choice import Limits
-    from paceline.lab.quote.gpu import Gpu
     from paceline.lab.quote.plans import Conditions, Offer, Saving
     from paceline.lab.quote.prices import Prices
     from paceline.lab.quote.quote import Quote
+    from paceline.measure.gpu import Gpu
 
 _CLASSES: Final = 1000
 _NOTES: Final = (
@@ -40,8 +40,8 @@ _NOTES: Final = (
     "memory is an estimate that no measurement has confirmed",
 )
 _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
-    "model": ("checkpoint_activations", "lora", "unfreeze"),
-    "train": ("compile", "distill", "ema"),
+    "model": ("lora", "unfreeze"),
+    "train": ("compile", "distill"),
     "parallel": ("strategy", "compression", "bucket_mb", "sync_gradients"),
 }
 """Fields of a recipe that change the time or the memory of a step, and that a quote does not consider."""
@@ -243,6 +243,8 @@ def _find_network(name: str | None, gpu: "Gpu", ranks_per_node: int) -> NetworkM
 
 def _list_notes(recipe: Recipe, number_formats: Iterable[str], max_ranks: int) -> list[str]:
     """Return what holds for this recipe alone."""
+    from paceline.lab.quote.update import is_known
+
     ignored: list[str] = []
     for name, fields in _NOT_COUNTED.items():
         section = getattr(recipe, name)
@@ -251,7 +253,9 @@ def _list_notes(recipe: Recipe, number_formats: Iterable[str], max_ranks: int) -
     notes = [f"not considered, though the recipe sets it: {', '.join(ignored)}"] if ignored else []
     full = [each for each in number_formats if each in ("fp32", "tf32")]
     if full:
-        notes.append(f"constants and intervals were fitted in fp16, and may not hold in {' and '.join(full)}")
+        notes.append(f"constants were fitted in fp16, and corrected for {' and '.join(full)} by few figures")
+    if not is_known(recipe.optim):
+        notes.append(f"optim.name: {recipe.optim.name} is counted as AdamW without fusion")
     if max_ranks > 1:
         notes.append("intervals on several ranks add the network's bandwidth, and no measurement has confirmed them")
     return notes

@@ -5,11 +5,11 @@ long as its FLOPs at peak or its bytes at full bandwidth, whichever is longer, a
 model FLOPs utilization, is achieved FLOP/s over peak FLOP/s (Chowdhery et al. 2022, arXiv 2204.02311, appendix B).
 """
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from paceline.measure.gpu import find_gpu
 from paceline.measure.timer import now_s
 
 ELEMENT_BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
@@ -36,75 +36,23 @@ class Peak:
         return ELEMENT_BYTES[self.precision]
 
 
-@dataclass(frozen=True)
-class _Gpu:
-    """A table row: a pattern of torch's device name, GB/s, the vendor's document, and TFLOP/s by precision."""
-
-    pattern: str
-    gb_per_s: float
-    source: str
-    tflops: dict[str, float]
-
-
-def _tflops(**by_precision: float) -> dict[str, float]:
-    return by_precision
-
-
-_A100: Final = _tflops(fp64=19.5, fp32=19.5, tf32=156, fp16=312, bf16=312)
-_HOPPER_SXM: Final = _tflops(fp64=67, fp32=67, tf32=494.5, fp16=989.5, bf16=989.5)  # half of "with sparsity"
-_HOPPER_NVL: Final = _tflops(fp64=60, fp32=60, tf32=417.5, fp16=835.5, bf16=835.5)
-_P100: Final = "NVIDIA Tesla P100 datasheet"
-_V100: Final = "NVIDIA V100 datasheet, January 2020"
-_GA102: Final = "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A"
-_ADA: Final = "NVIDIA Ada GPU Architecture whitepaper, appendix A"
-
-_GPUS: Final = (
-    _Gpu(r"P100-SXM2", 732, _P100, _tflops(fp64=5.3, fp32=10.6, fp16=21.2)),
-    _Gpu(r"P100-PCIE-16GB", 732, _P100, _tflops(fp64=4.7, fp32=9.3, fp16=18.7)),
-    _Gpu(r"V100-SXM2", 900, _V100, _tflops(fp64=7.8, fp32=15.7, fp16=125)),
-    _Gpu(r"V100-PCIE", 900, _V100, _tflops(fp64=7, fp32=14, fp16=112)),
-    _Gpu(r"V100S-PCIE", 1134, _V100, _tflops(fp64=8.2, fp32=16.4, fp16=130)),
-    _Gpu(r"\bT4\b", 320, "NVIDIA T4 product brief PB-09256-001", _tflops(fp32=8.1, fp16=65)),
-    _Gpu(r"A100-(SXM4|PCIE)-40GB", 1555, "NVIDIA A100 datasheet, 40 GB", _A100),
-    _Gpu(r"A100-SXM4-80GB", 2039, "NVIDIA A100 datasheet, 80 GB", _A100),
-    _Gpu(r"A100 80GB PCIe", 1935, "NVIDIA A100 datasheet, 80 GB", _A100),
-    _Gpu(r"\bA10$", 600, "NVIDIA A10 datasheet", _tflops(fp32=31.2, tf32=62.5, fp16=125, bf16=125)),
-    _Gpu(r"\bA30$", 933, "NVIDIA A30 datasheet", _tflops(fp64=10.3, fp32=10.3, tf32=82, fp16=165, bf16=165)),
-    _Gpu(r"\bA40$", 696, "NVIDIA A40 datasheet", _tflops(fp32=37.4, tf32=74.8, fp16=149.7, bf16=149.7)),
-    _Gpu(r"RTX A6000$", 768, _GA102, _tflops(fp32=38.7, tf32=77.4, fp16=154.8, bf16=154.8)),
-    _Gpu(r"RTX 3090$", 936, _GA102, _tflops(fp32=35.6, tf32=35.6, fp16=71, bf16=71)),
-    _Gpu(r"RTX 4090$", 1008, _ADA, _tflops(fp32=82.6, tf32=82.6, fp16=165.2, bf16=165.2)),
-    _Gpu(r"\bL4$", 300, "NVIDIA L4 datasheet", _tflops(fp32=30.3, tf32=60, fp16=121, bf16=121)),
-    _Gpu(r"\bL40S$", 864, "NVIDIA L40S datasheet", _tflops(fp32=91.6, tf32=183, fp16=362.05, bf16=362.05)),
-    _Gpu(r"H100 PCIe", 2000, "NVIDIA H100 datasheet", _tflops(fp64=51, fp32=51, tf32=378, fp16=756.5, bf16=756.5)),
-    _Gpu(r"H100 80GB HBM3", 3350, "NVIDIA H100 datasheet", _HOPPER_SXM),
-    _Gpu(r"H100 NVL", 3900, "NVIDIA H100 datasheet", _HOPPER_NVL),
-    _Gpu(r"\bH200$", 4800, "NVIDIA H200 datasheet", _HOPPER_SXM),
-    _Gpu(r"H200 NVL", 4800, "NVIDIA H200 datasheet", _HOPPER_NVL),
-    _Gpu(r"\bB200$", 8000, "NVIDIA Blackwell Architecture technical brief", _tflops(tf32=1100, fp16=2250, bf16=2250)),
-)
-
-
 def peak_of(device: str, precision: str) -> Peak | None:
     """Return the peak of a GPU by torch's name for it, such as `NVIDIA A100-SXM4-80GB`; None if unknown.
 
     `precision` is as in a recipe; `amp` is bf16 if the table has a rate for it, else fp16; `torch_default` is tf32,
     else fp32.
     """
-    kind = _kind(precision)
-    # A MIG slice has a fraction of the GPU that its name does not state.
-    if "MIG" in device:
+    gpu = find_gpu(device)
+    if gpu is None:
         return None
-    for gpu in _GPUS:
-        if re.search(gpu.pattern, device):
-            if kind == "amp":
-                kind = "bf16" if "bf16" in gpu.tflops else "fp16"
-            elif kind == "torch_default":
-                kind = "tf32" if "tf32" in gpu.tflops else "fp32"
-            if kind not in gpu.tflops:
-                return None
-            return Peak(device, kind, gpu.tflops[kind] * 1e12, gpu.gb_per_s * 1e9, gpu.source)
-    return None
+    kind = _kind(precision)
+    if kind == "amp":
+        kind = "bf16" if "bf16" in gpu.tflops else "fp16"
+    elif kind == "torch_default":
+        kind = "tf32" if "tf32" in gpu.tflops else "fp32"
+    if kind not in gpu.tflops:
+        return None
+    return Peak(device, kind, gpu.tflops[kind] * 1e12, gpu.gb_per_s * 1e9, gpu.source)
 
 
 def measure_peak(precision: str, *, size: int = 1024, repeats: int = 5, now: Callable[[], float] = now_s) -> Peak:

@@ -10,17 +10,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-# Torch counts FLOPs (`FlopCounterMode`: matrix products, convolutions and attention, 2 FLOP per multiply-add). Memory
-# traffic is modeled for fused kernels:
+# FLOPs are by torch's formulas (`flop_registry`: matrix products, convolutions and attention, 2 FLOP per multiply-add).
+# Memory traffic is modeled for fused kernels:
 # - A product or convolution reads its inputs and writes its output; its backward does so twice, for the gradients of
 #   input and weights.
 # - A norm takes two passes each way, as its statistics need the whole batch (Ioffe and Szegedy 2015, arXiv 1502.03167):
@@ -80,6 +82,8 @@ Kind = Literal[
     "convolution_weights",
     "grouped",
     "grouped_weights",
+    "narrow",
+    "narrow_weights",
     "depthwise",
     "depthwise_weights",
     "product",
@@ -90,14 +94,20 @@ Kind = Literal[
     "copy",
     "other",
 ]
-"""Classes of kernels: `_weights` are the gradients of a convolution's weights, `product` a matrix product, `attention`
-a batch of matrix products or fused attention, `row_norm` a layer or group norm or a softmax, and `copy` a conversion,
+"""Classes of kernels: `_weights` are the gradients of a convolution's weights, `narrow` is a grouped convolution of a
+shape that cuDNN has kernels for in NHWC and `grouped` of any other, `product` a matrix product, `attention` a batch of
+matrix products or fused attention, `row_norm` a layer or group norm or a softmax, and `copy` a conversion,
 concatenation, padding or reordering.
 """
+_NARROW_WIDTHS: Final = (4, 8, 16, 32)
+_NARROW_CHANNELS: Final = 64
+"""Channels of a group, and the number that the channels are multiples of, of convolutions that are as fast in NHWC as
+others without groups: found in timm's tables of training (benchmarks/quote.py)."""
 
 _WEIGHT_KINDS: Final[dict[Kind, Kind]] = {
     "convolution": "convolution_weights",
     "grouped": "grouped_weights",
+    "narrow": "narrow_weights",
     "depthwise": "depthwise_weights",
 }
 
@@ -255,17 +265,20 @@ def _copy_to_meta(model: nn.Module) -> nn.Module:
 def _record_training(model: nn.Module, images: Tensor) -> tuple[list[_Recorded], list[_Recorded]]:
     """Return the kernels of the forward and of the backward pass of a batch."""
     model.zero_grad()  # adding to existing gradients would be counted
-    with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
-        with _KernelRecorder(counter) as forward:
+    with torch.random.fork_rng(devices=[]):
+        with _KernelRecorder() as forward:
             logits = model(images)
-        with _KernelRecorder(counter) as backward:
-            logits.backward(torch.empty_like(logits))
+        with _KernelRecorder() as backward:
+            # `logits.backward` turns function modes off, but checkpointed blocks need theirs when they run again.
+            _engine_run_backward(
+                (logits,), (torch.empty_like(logits),), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
     return forward.kernels, backward.kernels
 
 
 def _record_inference(model: nn.Module, images: Tensor) -> tuple[list[_Recorded], list[_Recorded]]:
     """Return the kernels of the forward pass of a batch, and no others."""
-    with torch.no_grad(), FlopCounterMode(display=False) as counter, _KernelRecorder(counter) as forward:
+    with torch.no_grad(), _KernelRecorder() as forward:
         model(images)
     return forward.kernels, []
 
@@ -307,6 +320,10 @@ class _Autocast(TorchFunctionMode):
             args, kwargs = _cast_tensors((args, kwargs), dtype)
         if name == "scaled_dot_product_attention" and self._has_fused_attention:
             return _run_fused_attention(*args, **kwargs)
+        if name == "multi_head_attention_forward" and self._has_fused_attention:
+            # A mode does not see the functions that this one calls.
+            with mock.patch.object(nn.functional, "scaled_dot_product_attention", _run_fused_attention):
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -347,15 +364,16 @@ def _run_fused_attention(
 class _KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Record the kernels of each operation below autograd."""
 
-    def __init__(self, counter: FlopCounterMode) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._counter = counter
         self.kernels: list[_Recorded] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = self._counter.get_total_flops()
-        out = func(*args, **(kwargs or {}))
-        self.kernels += _list_kernels(func, args, out, self._counter.get_total_flops() - before)
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        count_flops = flop_registry.get(func._overloadpacket)
+        flops = count_flops(*args, **kwargs, out_val=out) if count_flops else 0
+        self.kernels += _list_kernels(func, args, out, flops)
         return out
 
 
@@ -408,7 +426,11 @@ def _classify(func: Any, args: Any) -> tuple[Kind, tuple[int, ...]]:
 def _convolution_kind(weight: Tensor, groups: int) -> Kind:
     if groups == 1:
         return "convolution"
-    return "depthwise" if weight.shape[1] == 1 else "grouped"
+    outputs, width = weight.shape[:2]
+    if width == 1:
+        return "depthwise"
+    is_narrow = width in _NARROW_WIDTHS and outputs == width * groups and outputs % _NARROW_CHANNELS == 0
+    return "narrow" if is_narrow else "grouped"
 
 
 def _convolution_sides(weight: Tensor, groups: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+MODES = ("training", "inference")
 
 
 @pytest.fixture
@@ -28,9 +30,14 @@ def test_documented_figures_are_the_records() -> None:
     assert len(judged) >= 6
     for each in judged:
         assert f"| {each['networks']} | {each['median_error']:.1%} | {each['coverage']:.0%} |" in text
-    for each in record["figures"].values():
+    figures = {mode: [each for each in record["figures"].values() if each["mode"] == mode] for mode in MODES}
+    for each in figures["training"]:
         assert f"| {each['predicted']:,.0f} | {each['error']:+.0%} |" in text
-    assert len(re.findall(r"^\| .* \| [+-]\d+% \|$", text, re.MULTILINE)) == len(record["figures"])
+    assert len(re.findall(r"^\| .* \| [+-]\d+% \|$", text, re.MULTILINE)) == len(figures["training"])
+    inferred = figures["inference"]
+    error = statistics.median(abs(each["error"]) for each in inferred)
+    holds = sum(each["holds"] for each in inferred)
+    assert f"median error of {error:.0%}, and the interval holds {holds} of {len(inferred)}" in " ".join(text.split())
 
 
 def test_the_fit_finds_the_constants_that_made_the_measurements(benchmark: ModuleType) -> None:
@@ -51,7 +58,9 @@ def test_the_fit_finds_the_constants_that_made_the_measurements(benchmark: Modul
         )
         families = tuple(f"family {number % 12}" for number in range(60))
         names, ones = tuple(map(str, range(60))), np.ones(60)
-        blank = benchmark.Samples("3090", layout, names, families, table, owner, 64 * ones, ones, ones, ones)
+        blank = benchmark.Samples(
+            "training", "3090", layout, names, families, table, owner, 64 * ones, ones, ones, ones
+        )
         groups.append(replace(blank, log_s=benchmark.predict(blank, truth)[0]))
 
     found = benchmark.fit(groups, (mean, sigma))
@@ -70,7 +79,7 @@ def test_an_interval_holds_the_share_that_it_states(benchmark: ModuleType) -> No
     share = random.uniform(0, 1, 4000)
     ratio = 0.1 * (1 + 2 * share) * random.standard_normal(4000)
 
-    bounds = benchmark.find_interval(ratio, share, ["one"] * 4000)
+    bounds = benchmark.find_interval(ratio, share, ["one"] * 4000, 0.05)
 
     low, high = bounds.of(share)
     assert bounds.spread == pytest.approx(2, rel=0.3)

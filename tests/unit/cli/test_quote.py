@@ -103,17 +103,31 @@ def test_a_network_between_nodes_keeps_the_gpus_own_link_within_them(capsys: pyt
 
 
 def test_notes_say_what_is_not_considered(capsys: pytest.CaptureFixture[str]) -> None:
-    args = [*ON_RANKS, "train.precision=tf32", "parallel.compression=bf16", "model.checkpoint_activations=true"]
+    args = [*ON_RANKS, "train.precision=tf32", "parallel.compression=bf16", "train.compile=true", "optim.name=muon"]
     assert quote(options(args=args, gpu="a100", ranks="1,2")) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "model.checkpoint_activations, parallel.compression" in out
-    assert "may not hold in tf32" in out
-    assert "train.ema" not in out
+    assert "train.compile, parallel.compression" in out
+    assert "tf32 by few figures" in out
+    assert "optim.name: muon" in out
+    assert "train.distill" not in out
+
+
+def test_blocks_that_run_again_and_a_weight_average_take_time_and_a_graph_saves_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def speed(*args: str) -> float:
+        (found,) = read_quotes(capsys, args=[*ON_RANKS, *args], gpu="a100", ranks="1")
+        return found["images_per_s"]["value"]
+
+    plain = speed("data.rank_batch_size=512")
+    assert speed("data.rank_batch_size=512", "model.checkpoint_activations=true") < 0.85 * plain
+    assert speed("data.rank_batch_size=512", "train.ema=on") < plain
+    assert speed("data.rank_batch_size=8", "train.capture=on") > 1.5 * speed("data.rank_batch_size=8")
 
 
 def test_intervals_are_wider_in_a_format_that_was_not_fitted(capsys: pytest.CaptureFixture[str]) -> None:
     def width(precision: str) -> float:
-        args = [*ON_RANKS, f"train.precision={precision}"]
+        args = [*ON_RANKS, f"train.precision={precision}", "data.rank_batch_size=1024"]
         (found,) = read_quotes(capsys, args=args, gpu="3090", ranks="1")
         return found["images_per_s"]["high"] / found["images_per_s"]["low"]
 

@@ -43,7 +43,6 @@ def test_a_gpu_has_the_rates_of_its_datasheet(device: str, precision: str, tflop
 @pytest.mark.parametrize(
     "device",
     [
-        "NVIDIA A10G",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA GeForce RTX 3090 Ti",
         "NVIDIA GeForce RTX 4090 D",

@@ -219,9 +219,10 @@ def test_autocast_halves_the_products_of_torchs_own_attention() -> None:
     assert product_bytes(None) == 2 * product_bytes(torch.float16)
 
 
-def test_fused_attention_moves_no_scores() -> None:
-    fused = count_kernels(Tokens(), 2, 5, 6)
-    apart = count_kernels(Tokens(), 2, 5, 6, fused_attention=False)
+@pytest.mark.parametrize(("network", "channels"), [(Tokens, 2), (TorchAttention, 1)])
+def test_fused_attention_moves_no_scores(network: type[nn.Module], channels: int) -> None:
+    fused = count_kernels(network(), channels, 5, 6)
+    apart = count_kernels(network(), channels, 5, 6, fused_attention=False)
 
     assert sum(each.kind == "attention" for each in fused.forward) == 1
     assert sum(each.kind == "attention" for each in apart.forward) == 2

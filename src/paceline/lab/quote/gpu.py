@@ -1,52 +1,19 @@
-"""Specifications of GPUs: a YAML file per GPU, of the package or the user's own."""
+"""The specification of a GPU to quote for: one of the package's, or the user's own file."""
 
-from importlib import resources
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.lab.predict.network import INTRA_NODE_LINKS
+from paceline.measure.gpu import GPUS, Gpu, list_gpu_names
 from paceline.recipe.errors import explain
 from paceline.recipe.schema.base import Section
 from paceline.recipe.yaml import YamlDocument, read_yaml_file
 
-GPUS: Final = Path(str(resources.files("paceline.lab") / "quote" / "gpus"))
 _SUFFIXES: Final = (".yaml", ".yml")
 T = TypeVar("T", bound=Section)
-
-
-class Gpu(Section):
-    """A GPU as its datasheet describes it."""
-
-    name: str = Field(min_length=1, max_length=80)
-    """Torch's name for it."""
-    source: str
-    """Document that states the numbers."""
-    date: str
-    """Year, and month if known, of the document."""
-    tflops: dict[str, float]
-    """Peak TFLOP/s without sparsity by number format: `fp32`, and `tf32`, `fp16` and `bf16` if it has them."""
-    gb_per_s: float = Field(gt=0)
-    """Bandwidth of its memory."""
-    memory_gb: float = Field(gt=0)
-    """Size of its memory that programs can use, in units of 2^30 bytes."""
-    multiprocessors: int = Field(gt=0)
-    """Number of streaming multiprocessors."""
-    launch_us: float = Field(gt=0)
-    """Time of an empty kernel in microseconds."""
-    link: str = "pcie4"
-    """Link between GPUs of a node: a name that `--network` knows."""
-
-    def flops_per_s(self, precision: str) -> float:
-        """Return the peak in a number format; that of fp32 if the GPU does not have the format."""
-        return self.tflops.get(precision, self.tflops["fp32"]) * 1e12
-
-
-def list_gpu_names() -> list[str]:
-    """Return the names of the GPUs of the package."""
-    return sorted(path.stem for path in GPUS.glob("*.yaml"))
 
 
 def read_checked(path: Path, model: type[T]) -> tuple[T, YamlDocument]:

@@ -2,21 +2,30 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
+from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
-from paceline.lab.quote.gpu import Gpu
-from paceline.lab.quote.step_model import Constants, Layout, build_step_table, find_bounds, predict_time
+from paceline.lab.quote.step_model import (
+    Constants,
+    KernelTable,
+    Layout,
+    build_step_table,
+    find_bounds,
+    predict_time,
+)
+from paceline.lab.quote.update import list_update_kernels
+from paceline.measure.gpu import Gpu
+from paceline.models.activations import checkpoint_activations
 from paceline.models.build import build_model
 from paceline.models.flops import StepKernels, count_kernels
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
-from paceline.recipe.schema.optim import Adam, Sgd
 
 _HALF: Final[Mapping[str, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _GRADIENT_BYTES: Final = 4
@@ -64,12 +73,19 @@ def count_step(recipe: Recipe, plan: Plan, precision: str) -> StepKernels:
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             model = build_model(recipe.model, **sizes)
-        return count_kernels(
-            model, plan.channels, plan.image_size, plan.image_size, autocast=_HALF.get(precision, None)
-        )
+        step = _count_model(model, plan, precision)
+        if recipe.model.checkpoint_activations:
+            checkpoint_activations(recipe.model, model)
+            # The bytes of checkpointed blocks are not those that autograd saves, so those without stand in for them.
+            step = replace(_count_model(model, plan, precision), saved_bytes=step.saved_bytes)
+        return step
     except (NotImplementedError, RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RecipeError(f"model.name: {recipe.model.name} cannot be counted: {reason} (quote another)") from None
+
+
+def _count_model(model: nn.Module, plan: Plan, precision: str) -> StepKernels:
+    return count_kernels(model, plan.channels, plan.image_size, plan.image_size, autocast=_HALF.get(precision))
 
 
 def find_number_format(precision: str, gpu: Gpu) -> str:
@@ -101,25 +117,20 @@ def quote(
     number_format = find_number_format(recipe.train.precision, gpu)
     optimizer = "sgd" if recipe.optim.name in _STATE_BYTES else "adamw"
     num_micro_batches = plan.rank_batch // plan.micro_batch
-    is_fused = isinstance(recipe.optim, Sgd | Adam) and recipe.optim.implementation in ("auto", "fused")
-    update = build_step_table(
-        StepKernels(step.params, step.tensors, (), (), 0.0), f"fused_{optimizer}" if is_fused else optimizer
-    )
-    update_s = predict_time(update, 1, gpu, number_format, layout, constants).seconds
-    passes = build_step_table(step, None)
-    micro = predict_time(passes, plan.micro_batch, gpu, number_format, layout, constants)
+    update_table = KernelTable.build(list_update_kernels(step, recipe))
+    update = predict_time(update_table, 1, gpu, number_format, layout, constants)
+    micro = predict_time(build_step_table(step), plan.micro_batch, gpu, number_format, layout, constants)
     buckets = assume_buckets(_GRADIENT_BYTES * step.params, _BACKWARD_SHARE * micro.seconds)
 
     def exposed_s(links: NetworkModel) -> float:
         return compute_exposed_s(buckets, lambda size: all_reduce_time_s(size, plan.world_size, ranks_per_node, links))
 
-    alone_s = num_micro_batches * micro.seconds + update_s
-    low, high = find_bounds(
-        constants,
-        layout,
-        num_micro_batches * micro.slow_s / alone_s,
-        is_fitted=gpu.name == _FITTED_GPU and number_format in _HALF,
-    )
+    alone = micro.combine(update, num_micro_batches)
+    if recipe.train.capture == "on" and plan.world_size == 1:
+        alone = replace(alone, host_s=0.0)  # the host launches one graph
+    alone_s = alone.seconds
+    is_fitted = gpu.name == _FITTED_GPU and number_format in _HALF
+    low, high = find_bounds(constants, layout, number_format, alone, is_fitted=is_fitted)
     # A slower step is at the high end of its time and at the low end of its speed.
     images_per_s = Interval(
         plan.batch_size / (alone_s + exposed_s(network)),
