@@ -1,7 +1,8 @@
 """Count the memory that work on tensors allocates, and read how much a rank may still allocate."""
 
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -32,41 +33,73 @@ Allocator = Callable[[Callable[[], object]], Allocated]
 """Run work on the model's device, and return what it allocates beyond what was allocated before."""
 
 
-class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of the storages that operations create, while they live."""
+class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the bytes of the storages that operations create, while they live.
 
-    def __init__(self) -> None:
+    A storage takes whole blocks of `block_bytes`. With `device_type` only storages of such devices are counted. Each is
+    of the `kind` that was set when it was created, or that `set_kind` has given it; `parts_at_peak` are their bytes.
+    """
+
+    def __init__(self, *, block_bytes: int = 1, device_type: str | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live: dict[int, int] = {}
+        self._block_bytes = block_bytes
+        self._device_type = device_type
+        self._live: dict[int, tuple[int, str]] = {}
+        self._parts: Counter[str] = Counter()
+        self.kind = ""
+        self.parts_at_peak: dict[str, int] = {}
         self.kept = self.peak = 0
+
+    def set_kind(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Count `tensors` as `kind` from now on; those that were not counted yet are added."""
+        for tensor in tensors:
+            if self._device_type in (None, tensor.device.type):
+                self._add(tensor, kind)
+                address = tensor.untyped_storage()._cdata
+                num_bytes, before = self._live[address]
+                self._live[address] = num_bytes, kind
+                self._parts[before] -= num_bytes
+                self._parts[kind] += num_bytes
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        self.peak, self.parts_at_peak = self.kept, dict(self._parts)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count its outputs."""
-        for tensor in tree_iter((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self._add(tensor, from_before=True)
+        for tensor in self._iter_counted((args, kwargs)):
+            self._add(tensor, self.kind, from_before=True)
         output = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(output):
-            if isinstance(tensor, Tensor):
-                self._add(tensor)
+        for tensor in self._iter_counted(output):
+            self._add(tensor, self.kind)
         return output
 
-    def _add(self, tensor: Tensor, *, from_before: bool = False) -> None:
+    def _iter_counted(self, values: Any) -> Iterator[Tensor]:
+        for value in tree_iter(values):
+            if isinstance(value, Tensor) and self._device_type in (None, value.device.type):
+                yield value
+
+    def _add(self, tensor: Tensor, kind: str, *, from_before: bool = False) -> None:
         storage = tensor.untyped_storage()
         address = storage._cdata  # of the C++ object, which views share
         if address not in self._live:
-            self._live[address] = 0 if from_before else storage.nbytes()
-            self.kept += self._live[address]
-            self.peak = max(self.peak, self.kept)
+            num_bytes = 0 if from_before else -(-storage.nbytes() // self._block_bytes) * self._block_bytes
+            self._live[address] = num_bytes, kind
+            self._parts[kind] += num_bytes
+            self.kept += num_bytes
+            if self.kept > self.peak:
+                self.peak, self.parts_at_peak = self.kept, dict(self._parts)
             weakref.finalize(storage, self._drop, address)
 
     def _drop(self, address: int) -> None:
-        self.kept -= self._live.pop(address)
+        num_bytes, kind = self._live.pop(address)
+        self.kept -= num_bytes
+        self._parts[kind] -= num_bytes
 
 
 def count_host_bytes(work: Callable[[], object]) -> Allocated:
     """Run `work` on the CPU and count its tensors, without temporary memory inside of operations."""
-    with _StorageCounter() as counter:
+    with StorageCounter() as counter:
         work()
     return Allocated(round(_HEAP_FACTOR * counter.peak), counter.kept)
 

@@ -38,6 +38,7 @@ from paceline.training.ema import WeightAverage
 from paceline.training.loss import build_loss
 from paceline.training.nonfinite import NonFiniteReporter
 from paceline.training.optim.build import layers_for_decay
+from paceline.training.precision import Precision
 from paceline.training.trainer import EagerStep
 from paceline.training.unfreeze import build_unfreezing
 
@@ -206,7 +207,8 @@ def _time_batches(context: RunContext, sizes: Sequence[int], on_progress: Callab
     """Return the images/s of all ranks by batch size, until larger ones are slower."""
     world, parts = context.world, context.recipe.train.num_micro_batches
     speeds: dict[int, float] = {}
-    steps = _build_steps(context, build_strategy(context.recipe.parallel, world, context.device))
+    strategy = build_strategy(context.recipe.parallel, world, context.device)
+    steps = build_trial_steps(context, strategy, context.create_precision())
     for batch in sizes:
         on_progress()
         speeds[batch] = batch / _seconds_per_step(context, steps, batch // world.world_size, parts)
@@ -215,7 +217,7 @@ def _time_batches(context: RunContext, sizes: Sequence[int], on_progress: Callab
     return speeds
 
 
-def _seconds_per_step(context: RunContext, steps: "_Steps", images: int, parts: int) -> float:
+def _seconds_per_step(context: RunContext, steps: "TrialSteps", images: int, parts: int) -> float:
     """Return the mean time of a step, of the slowest rank."""
     batch = steps.make_batch(images)
 
@@ -240,7 +242,7 @@ def _max_over_ranks(context: RunContext, value: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class TrialSteps:
     """Training steps of a throw-away model on random pixels."""
 
     context: RunContext
@@ -277,8 +279,9 @@ class _Steps:
         update.optimizer.zero_grad(set_to_none=True)
 
 
-def _build_steps(context: RunContext, strategy: Strategy) -> _Steps:
-    recipe, precision = context.recipe, context.create_precision()
+def build_trial_steps(context: RunContext, strategy: Strategy, precision: Precision) -> TrialSteps:
+    """Build the training steps of a throw-away model, with everything that the run's own steps keep in memory."""
+    recipe = context.recipe
     model = context.create_model(precision, is_new=False)
     context.add_adapters(model)
     unfreezing = build_unfreezing(recipe.model, context.plan, model)
@@ -300,7 +303,7 @@ def _build_steps(context: RunContext, strategy: Strategy) -> _Steps:
         accumulate=1,
         accuracy=None,
     )
-    return _Steps(context, model, step, state.average)
+    return TrialSteps(context, model, step, state.average)
 
 
 class _StepMemory:
@@ -349,7 +352,7 @@ class _StepMemory:
 
     def _build(self, context: RunContext, strategy: Strategy) -> None:
         """Build the model, and run a step, which creates the optimizer's state; keep the gradients of another."""
-        self._steps = _build_steps(context, strategy)
+        self._steps = build_trial_steps(context, strategy, context.create_precision())
         batch = self._steps.make_batch(min(_FIRST_IMAGES, self._most_images))
         self._steps.forward_backward(batch)
         self._steps.update()

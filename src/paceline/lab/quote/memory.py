@@ -1,0 +1,258 @@
+"""Count the GPU memory of a training step without a GPU: the run's own step on the meta device, storage by storage.
+
+What is counted is what `torch.cuda.max_memory_allocated` reports. What a GPU holds beside it is in `RESERVED_BYTES`.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.core.dataset import DatasetInfo, Datasets, Sample
+from paceline.core.world import World
+from paceline.data.batch import Batch, batch_dtype
+from paceline.data.loaders.choose import LoaderChoice
+from paceline.data.sampler import ShuffleSampler
+from paceline.measure.clock import NullClock
+from paceline.measure.memory import DEVICE_SHARE, StorageCounter
+from paceline.models.meta_gpu import MetaGpu
+from paceline.parallel.strategy import SingleDevice
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.optim import Adam, Sgd
+from paceline.recipe.schema.train import CrossEntropyLoss, Train
+from paceline.training.batch_fit import TrialSteps, build_trial_steps
+from paceline.training.context import RunContext
+from paceline.training.precision import Precision, build_precision
+
+aten = torch.ops.aten
+_META: Final = torch.device("meta")
+_BLOCK_BYTES: Final = 512
+"""Unit of torch's CUDA allocator: `kMinBlockSize` of c10/cuda/CUDACachingAllocator.cpp."""
+CONTEXT_BYTES: Final = 600_000_000
+"""CUDA context, kernels and workspaces of the libraries. An assumption: no GPU was measured."""
+_FUSED: Final = (aten._fused_sgd_, aten._fused_adam_, aten._fused_adamw_)
+_PHASES: Final = {"h2d": "input", "device_augment": "input", "forward": "activations", "loss": "activations"}
+_MAX_COUNTS: Final = 8
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The allocated bytes at the peak of a step with micro-batches of `micro_batch` images.
+
+    `parts` are `weights` with buffers, `gradients`, `optimizer`, `other` (weight averages, saved buffers, DDP's
+    buckets), `input`, `activations` (all that forward creates), and `temporaries` of backward and the optimizer.
+    """
+
+    micro_batch: int
+    allocated_bytes: int
+    parts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _NoImages:
+    """A split of which only the description is known."""
+
+    info: DatasetInfo
+
+    def __len__(self) -> int:
+        return self.info.num_images
+
+    def read(self, index: int) -> Sample:
+        raise AssertionError("no step reads images")
+
+    def name_of(self, index: int) -> str:
+        return f"{self.info.name}[{index}]"
+
+
+class _SkippedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Skip fused optimizers, which work in place and which the meta device does not have."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return None if func.overloadpacket in _FUSED else func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class _MetaPrecision(Precision):  # torch.autocast has no meta device, so the two contexts of a step differ
+    gpu: MetaGpu | None = None
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context of the forward pass."""
+        assert self.gpu is not None
+        return self.gpu.autocast(self.autocast_dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients; checkpointed blocks repeat their forward pass under autocast."""
+        assert self.gpu is not None
+        with self.gpu.repeating(self.autocast_dtype):
+            super().backward(loss)
+
+
+class _KindClock(NullClock):  # the stages of a step are told to a clock, and nobody else
+    def __init__(self, counter: StorageCounter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Name the storages of a stage."""
+        self._counter.kind = _PHASES.get(name, "temporaries")
+        yield
+        self._counter.kind = "temporaries"
+
+
+def count_step_memory(
+    recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, number_format: str, micro_batch: int
+) -> StepMemory:
+    """Count the memory of a step after the first, which creates the optimizer's state.
+
+    `number_format` is that of `find_number_format`. A step of several micro-batches is counted with two of them.
+    """
+    gpu, counter = MetaGpu(), StorageCounter(block_bytes=_BLOCK_BYTES, device_type="meta")
+    precision = _build_precision(recipe.train, number_format, gpu)
+    num_micro_batches = min(2, plan.rank_batch // plan.micro_batch)
+    has_ddp = plan.world_size > 1 and recipe.parallel.strategy == "ddp"
+    with torch.random.fork_rng(devices=[]), gpu, _SkippedKernels(), counter:
+        counter.kind = "other"
+        steps = _build_steps(recipe, plan, train, val, precision)
+        step = replace(steps.step, clock=_KindClock(counter), accumulate=num_micro_batches, precision=precision)
+        counter.set_kind(_list_weights(steps.model, precision), "weights")
+        for parameter in steps.model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda each: counter.set_kind([each.grad], "gradients"))
+        batch = _make_batch(steps, num_micro_batches * micro_batch)
+        held = []
+        for _ in range(2):
+            counter.reset_peak()
+            step.forward_backward(batch)
+            step.update.prepare_gradients()
+            step.update.step_optimizer()
+            if steps.average:
+                steps.average.update(0)
+            counter.set_kind(_list_state(step.update.optimizer), "optimizer")
+            if has_ddp and not held:
+                # DDP keeps its buckets from step to step: as the gradients themselves, or beside them.
+                counter.kind = "other"
+                gradients = [each.grad for each in steps.model.parameters() if each.grad is not None]
+                held = gradients if recipe.parallel.bucket_view else [torch.empty_like(each) for each in gradients]
+            if not (has_ddp and recipe.parallel.bucket_view):
+                step.update.optimizer.zero_grad(set_to_none=True)
+    parts = {kind: num_bytes for kind, num_bytes in sorted(counter.parts_at_peak.items()) if num_bytes}
+    return StepMemory(micro_batch, counter.peak, parts)
+
+
+def find_largest_micro_batch(count: Callable[[int], int], allowed: float, start: int) -> int:
+    """Return the largest micro-batch of which `count(micro_batch)` bytes are `allowed`; 0 if not one image is.
+
+    The peak is the largest of several sums that grow evenly with the images, so a line through two counts leads close
+    to the answer, and the neighbors decide. After some counts the answer may be too small, and never too large.
+    """
+    fitting, excess, guess = (0, 0.0), (0, 0.0), start
+    points: list[tuple[int, int]] = []
+    for _ in range(_MAX_COUNTS):
+        needed = count(guess)
+        points.append((guess, needed))
+        if needed <= allowed:
+            fitting = (guess, needed)
+        else:
+            excess = (guess, needed)
+        if excess[0] and excess[0] == fitting[0] + 1:
+            break
+        guess = _guess_next(points, fitting[0], excess[0], allowed)
+    return fitting[0]
+
+
+def _guess_next(points: list[tuple[int, int]], fitting: int, excess: int, allowed: float) -> int:
+    nearest = sorted(points, key=lambda point: abs(point[1] - allowed))[:2]
+    guess = fitting + 1
+    if len(nearest) < 2:
+        guess = 2 * points[0][0] if fitting else points[0][0] // 2
+    else:
+        (first, first_bytes), (second, second_bytes) = nearest
+        slope = (second_bytes - first_bytes) / (second - first)
+        if slope > 0:
+            guess = int(first + (allowed - first_bytes) / slope)
+    # The answer of a line is tried, and after that the one above it.
+    guess = guess + 1 if guess == fitting else guess
+    return max(fitting + 1, min(guess, excess - 1) if excess else guess)
+
+
+def usable_bytes(memory_gb: float) -> float:
+    """Return the bytes of a GPU that tensors may take, as `train.accumulate=auto` allows on a GPU that is there."""
+    return DEVICE_SHARE * (memory_gb * 2**30 - CONTEXT_BYTES)
+
+
+def _build_precision(section: Train, number_format: str, gpu: MetaGpu) -> _MetaPrecision:
+    _, _, scheme = section.precision.partition("_")
+    is_half = number_format in ("fp16", "bf16")
+    name: Any = f"{number_format}_{scheme}" if is_half and scheme else number_format
+    found = build_precision(name, torch.device("cuda"))
+    return _MetaPrecision("meta", found.dtype, found.autocast_dtype, found.master, found.scaler, gpu)
+
+
+def _build_steps(
+    recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, precision: _MetaPrecision
+) -> TrialSteps:
+    is_fused = isinstance(recipe.optim, Sgd | Adam) and recipe.optim.implementation in ("auto", "fused")
+    optim = recipe.optim.model_copy(update={"implementation": "foreach"}) if is_fused else recipe.optim
+    recipe = recipe.model_copy(
+        update={
+            "optim": optim,
+            # Other losses take a few numbers per class and image, and class weights need the labels.
+            "train": recipe.train.model_copy(update={"loss": CrossEntropyLoss(), "class_weights": "off"}),
+            "data": recipe.data.model_copy(update={"augment_on": "device"}),
+            "model": recipe.model.model_copy(
+                update={"norm": "batch"} if recipe.model.norm == "sync_batch" else {}  # which needs other ranks
+            ),
+        }
+    )
+    is_contiguous = recipe.model.memory_format == "contiguous"
+    with contextlib.ExitStack() as stack, _META:
+        context = RunContext(
+            recipe,
+            World.single(),
+            _META,
+            Datasets(*(_NoImages(_with_statistics(each)) for each in (train, val))),
+            plan,
+            ShuffleSampler(),
+            LoaderChoice("processes", 0),
+            stack,
+            torch.contiguous_format if is_contiguous else torch.channels_last,
+        )
+        steps = build_trial_steps(context, SingleDevice(), precision)
+    if is_fused:  # torch builds a fused optimizer on some devices only
+        optimizer = steps.step.update.optimizer
+        optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+        for group in optimizer.param_groups:
+            group["fused"], group["foreach"] = True, False
+    return steps
+
+
+def _with_statistics(info: DatasetInfo) -> DatasetInfo:
+    """Return `info` with any mean and standard deviation, which data that is not here lacks."""
+    return replace(info, mean=info.mean or (0.5,) * info.channels, std=info.std or (0.5,) * info.channels)
+
+
+def _make_batch(steps: TrialSteps, images: int) -> Batch:
+    """Return a batch on the host, whose memory is never touched."""
+    plan, transforms = steps.context.plan, steps.step.transforms
+    side = max(side for _, side in plan.train_sizes)
+    num_draws = sum(each.num_draws for each in transforms.augments)
+    num_draws += transforms.mix.num_draws if transforms.mix else 0
+    pixels = torch.empty(images, plan.channels, side, side, dtype=batch_dtype(steps.step.transfer.pixels))
+    draws = torch.empty(images, num_draws, dtype=torch.float64)
+    return Batch(pixels, torch.empty(images, dtype=torch.int64), np.arange(images), draws)
+
+
+def _list_weights(model: nn.Module, precision: Precision) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers(), *precision.tensors().values()]
+
+
+def _list_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return [value for value in values if isinstance(value, Tensor)]
