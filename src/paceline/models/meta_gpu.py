@@ -30,8 +30,9 @@ class MetaGpu(TorchFunctionMode):
         super().__init__()
         self._dtype: torch.dtype | None = None
         self._cache: dict[int, tuple[Tensor, Tensor]] | None = None
-        # Python functions hand themselves to the mode as a whole; this copy does not, so its operations are seen.
+        # Python functions hand themselves to the mode as a whole; these copies do not, so their operations are seen.
         self._attend = _copy_without_override(functional.multi_head_attention_forward)
+        self._run_backward = _copy_without_override(torch.autograd.backward)
 
     @contextlib.contextmanager
     def autocast(self, dtype: torch.dtype | None) -> Iterator[None]:
@@ -49,9 +50,12 @@ class MetaGpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func` as on a GPU."""
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if func is Tensor.backward:  # the mode is off within a function, and checkpointed blocks run in this one
+        if func is Tensor.backward:
             with self:
-                return _run_backward(*args, **kwargs)
+                return _call_backward(*args, **kwargs)
+        if func is torch.autograd.backward:  # the mode is off within a function, and checkpointed blocks run in this one
+            with self:
+                return self._run_backward(*args, **kwargs)
         if name == _MULTI_HEAD_ATTENTION:
             with self:
                 return self._attend(*args, **kwargs)
@@ -105,13 +109,13 @@ class MetaGpu(TorchFunctionMode):
 
 
 def _copy_without_override(function: Callable[..., Any]) -> Callable[..., Any]:
-    names = {**vars(functional), "has_torch_function": lambda _: False}
+    names = {**function.__globals__, "has_torch_function": lambda _: False}  # type: ignore[attr-defined]
     copied = types.FunctionType(function.__code__, names, argdefs=function.__defaults__)  # type: ignore[attr-defined]
     copied.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
     return copied
 
 
-def _run_backward(tensor: Tensor, gradient: Tensor | None = None, **options: Any) -> None:
+def _call_backward(tensor: Tensor, gradient: Tensor | None = None, **options: Any) -> None:
     torch.autograd.backward(tensor, gradient, **options)
 
 

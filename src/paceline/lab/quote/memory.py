@@ -18,6 +18,7 @@ from paceline.core.world import World
 from paceline.data.batch import Batch, batch_dtype
 from paceline.data.loaders.choose import LoaderChoice
 from paceline.data.sampler import ShuffleSampler
+from paceline.measure.caching_allocator import CachingAllocator
 from paceline.measure.clock import NullClock
 from paceline.measure.memory import DEVICE_SHARE, StorageCounter
 from paceline.models.meta_gpu import MetaGpu
@@ -32,8 +33,6 @@ from paceline.training.precision import Precision, build_precision
 
 aten = torch.ops.aten
 _META: Final = torch.device("meta")
-_BLOCK_BYTES: Final = 512
-"""Unit of torch's CUDA allocator: `kMinBlockSize` of c10/cuda/CUDACachingAllocator.cpp."""
 CONTEXT_BYTES: Final = 600_000_000
 """CUDA context, kernels and workspaces of the libraries. An assumption: no GPU was measured."""
 _FUSED: Final = (aten._fused_sgd_, aten._fused_adam_, aten._fused_adamw_)
@@ -51,6 +50,7 @@ class StepMemory:
 
     micro_batch: int
     allocated_bytes: int
+    reserved_bytes: int
     parts: dict[str, int]
 
 
@@ -102,8 +102,9 @@ class _KindClock(NullClock):  # the stages of a step are told to a clock, and no
     def stage(self, name: str) -> Iterator[None]:
         """Name the storages of a stage."""
         self._counter.kind = _PHASES.get(name, "temporaries")
+        self._counter.stream = int(name == "h2d")  # copies have a stream of their own
         yield
-        self._counter.kind = "temporaries"
+        self._counter.kind, self._counter.stream = "temporaries", 0
 
 
 def count_step_memory(
@@ -113,7 +114,8 @@ def count_step_memory(
 
     `number_format` is that of `find_number_format`. A step of several micro-batches is counted with two of them.
     """
-    gpu, counter = MetaGpu(), StorageCounter(block_bytes=_BLOCK_BYTES, device_type="meta")
+    allocator = CachingAllocator()
+    gpu, counter = MetaGpu(), StorageCounter(allocator, device_type="meta")
     precision = _build_precision(recipe.train, number_format, gpu)
     num_micro_batches = min(2, plan.rank_batch // plan.micro_batch)
     has_ddp = plan.world_size > 1 and recipe.parallel.strategy == "ddp"
@@ -143,7 +145,7 @@ def count_step_memory(
             if not (has_ddp and recipe.parallel.bucket_view):
                 step.update.optimizer.zero_grad(set_to_none=True)
     parts = {kind: num_bytes for kind, num_bytes in sorted(counter.parts_at_peak.items()) if num_bytes}
-    return StepMemory(micro_batch, counter.peak, parts)
+    return StepMemory(micro_batch, counter.peak, allocator.reserved, parts)
 
 
 def find_largest_micro_batch(count: Callable[[int], int], allowed: float, start: int) -> int:
