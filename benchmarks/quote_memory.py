@@ -64,7 +64,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "small batch": {"data.batch_size": 2},
     "accumulate": {"train.accumulate": 4},
     "ema, clipping, mixup": {"train.ema": "on", "train.clip_norm": 1, "data.augment": "[flip, mixup]"},
-    "frozen": {"model.freeze": "[conv1, layer1]"},
+    "frozen": {"model.freeze": "['conv1.*', 'layer1.*']"},
 }
 """Settings of a recipe that change the memory of a step, each of one network."""
 SKIPPED = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm")
@@ -175,17 +175,19 @@ def main() -> None:
     """Compare all jobs, print, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", help="part of the names of networks or variants")
+    parser.add_argument("--only", default="", help="parts of `network variant`, separated by commas; the record keeps its other rows")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve()
         return
-    jobs = [job for job in list_jobs() if not options.only or options.only in f"{job['network']} {job['variant']}"]
+    parts = options.only.split(",")
+    jobs = [job for job in list_jobs() if any(part in f"{job['network']} {job['variant']}" for part in parts)]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
     command = [sys.executable, str(EMULATED), sys.executable, str(Path(__file__).resolve()), "--serve"]
     pipe = subprocess.PIPE
     rows: list[dict[str, Any]] = []
+    kept = json.loads(options.json.read_text())["rows"] if options.only and options.json and options.json.exists() else []
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment) as gpu:
         assert gpu.stdin is not None and gpu.stdout is not None
         for job in jobs:
@@ -202,6 +204,10 @@ def main() -> None:
             rows.append(row)
             print(json.dumps(row), flush=True)
         gpu.stdin.close()
+    done = {(row["network"], row["variant"]) for row in rows}
+    rows += [row for row in kept if (row["network"], row["variant"]) not in done]
+    order = {(job["network"], job["variant"]): number for number, job in enumerate(list_jobs())}
+    rows.sort(key=lambda row: order[row["network"], row["variant"]])
     result: dict[str, Any] = {"unit": "bytes at the peak of a step", "summary": summarize(rows), "rows": rows}
     print(json.dumps(result["summary"], indent=2))
     if options.json:

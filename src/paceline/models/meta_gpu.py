@@ -63,6 +63,8 @@ class MetaGpu(TorchFunctionMode):
             args, kwargs = self._cast_arguments(name, args, kwargs)
         if name in ("softmax", "log_softmax") and self._dtype is not None and (found := _fuse_softmax(name, args, kwargs)):
             return found[0]
+        if name == "one_hot":  # which elsewhere than on a GPU reads the largest class
+            return _one_hot(*args, **kwargs)
         if name == "dropout" and (found := _fuse_dropout(*args, **kwargs)):
             return found[0]
         if name == "scaled_dot_product_attention" and (found := _fuse_attention(*args, **kwargs)):
@@ -135,6 +137,10 @@ def _fuse_softmax(name: str, args: Any, kwargs: Any) -> tuple[Tensor] | None:
     if values.dtype == torch.float16:
         return ((aten._softmax if name == "softmax" else aten._log_softmax)(values, dim, True),)
     return ((torch.softmax if name == "softmax" else torch.log_softmax)(values.float(), dim),)
+
+
+def _one_hot(classes: Tensor, num_classes: int) -> Tensor:
+    return classes.new_zeros(*classes.shape, num_classes).scatter_(-1, classes[..., None], 1)
 
 
 def _fuse_dropout(

@@ -207,8 +207,7 @@ def _time_batches(context: RunContext, sizes: Sequence[int], on_progress: Callab
     """Return the images/s of all ranks by batch size, until larger ones are slower."""
     world, parts = context.world, context.recipe.train.num_micro_batches
     speeds: dict[int, float] = {}
-    strategy = build_strategy(context.recipe.parallel, world, context.device)
-    steps = build_trial_steps(context, strategy, context.create_precision())
+    steps = _build_steps(context, build_strategy(context.recipe.parallel, world, context.device))
     for batch in sizes:
         on_progress()
         speeds[batch] = batch / _seconds_per_step(context, steps, batch // world.world_size, parts)
@@ -279,10 +278,16 @@ class TrialSteps:
         update.optimizer.zero_grad(set_to_none=True)
 
 
-def build_trial_steps(context: RunContext, strategy: Strategy, precision: Precision) -> TrialSteps:
-    """Build the training steps of a throw-away model, with everything that the run's own steps keep in memory."""
+def _build_steps(context: RunContext, strategy: Strategy) -> TrialSteps:
+    precision = context.create_precision()
+    return build_trial_steps(context, strategy, precision, context.create_model(precision, is_new=False))
+
+
+def build_trial_steps(
+    context: RunContext, strategy: Strategy, precision: Precision, model: nn.Module
+) -> TrialSteps:
+    """Build the training steps of a throw-away `model`, with everything that the run's own steps keep in memory."""
     recipe = context.recipe
-    model = context.create_model(precision, is_new=False)
     context.add_adapters(model)
     unfreezing = build_unfreezing(recipe.model, context.plan, model)
     if unfreezing.names:  # then steps need the most memory
@@ -352,7 +357,7 @@ class _StepMemory:
 
     def _build(self, context: RunContext, strategy: Strategy) -> None:
         """Build the model, and run a step, which creates the optimizer's state; keep the gradients of another."""
-        self._steps = build_trial_steps(context, strategy, context.create_precision())
+        self._steps = _build_steps(context, strategy)
         batch = self._steps.make_batch(min(_FIRST_IMAGES, self._most_images))
         self._steps.forward_backward(batch)
         self._steps.update()

@@ -6,6 +6,7 @@ What is counted is what `torch.cuda.max_memory_allocated` reports. What a GPU ho
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ from paceline.recipe.schema.train import CrossEntropyLoss, Train
 from paceline.training.batch_fit import TrialSteps, build_trial_steps
 from paceline.training.context import RunContext
 from paceline.training.precision import Precision, build_precision
+from paceline.training.trainer import EagerStep
 
 aten = torch.ops.aten
 _META: Final = torch.device("meta")
@@ -119,33 +121,75 @@ def count_step_memory(
     precision = _build_precision(recipe.train, number_format, gpu)
     num_micro_batches = min(2, plan.rank_batch // plan.micro_batch)
     has_ddp = plan.world_size > 1 and recipe.parallel.strategy == "ddp"
-    with torch.random.fork_rng(devices=[]), gpu, _SkippedKernels(), counter:
-        counter.kind = "other"
-        steps = _build_steps(recipe, plan, train, val, precision)
-        step = replace(steps.step, clock=_KindClock(counter), accumulate=num_micro_batches, precision=precision)
-        counter.set_kind(_list_weights(steps.model, precision), "weights")
-        for parameter in steps.model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda each: counter.set_kind([each.grad], "gradients"))
-        batch = _make_batch(steps, num_micro_batches * micro_batch)
-        held = []
-        for _ in range(2):
-            counter.reset_peak()
-            step.forward_backward(batch)
-            step.update.prepare_gradients()
-            step.update.step_optimizer()
-            if steps.average:
-                steps.average.update(0)
-            counter.set_kind(_list_state(step.update.optimizer), "optimizer")
-            if has_ddp and not held:
-                # DDP keeps its buckets from step to step: as the gradients themselves, or beside them.
-                counter.kind = "other"
-                gradients = [each.grad for each in steps.model.parameters() if each.grad is not None]
-                held = gradients if recipe.parallel.bucket_view else [torch.empty_like(each) for each in gradients]
-            if not (has_ddp and recipe.parallel.bucket_view):
-                step.update.optimizer.zero_grad(set_to_none=True)
+    counter.kind = "other"
+    with torch.random.fork_rng(devices=[]), gpu, _SkippedKernels():
+        with counter:
+            steps = _build_steps(recipe, plan, train, val, precision)
+        replica = steps.step.replica
+        if recipe.train.compile != "off":  # while nothing is counted: tracing creates tensors of its own
+            replica = _partition(replica, _make_images(steps, micro_batch, precision.dtype), precision)
+        step = replace(
+            steps.step,
+            replica=replica,
+            clock=_KindClock(counter),
+            accumulate=num_micro_batches,
+            precision=precision,
+        )
+        with counter:
+            _run_steps(recipe, steps, step, counter, num_micro_batches * micro_batch, has_ddp=has_ddp)
     parts = {kind: num_bytes for kind, num_bytes in sorted(counter.parts_at_peak.items()) if num_bytes}
     return StepMemory(micro_batch, counter.peak, allocator.reserved, parts)
+
+
+def _run_steps(
+    recipe: Recipe, steps: TrialSteps, step: EagerStep, counter: StorageCounter, images: int, *, has_ddp: bool
+) -> None:
+    """Run two steps, the second with the optimizer's state of the first, and count the peak of the second."""
+    counter.set_kind(_list_weights(steps.model, step.precision), "weights")
+    for parameter in steps.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda each: counter.set_kind([each.grad], "gradients"))
+    batch, update, has_views = _make_batch(steps, images), step.update, has_ddp and recipe.parallel.bucket_view
+    buckets: list[Tensor] = []
+    for number in range(2):
+        counter.reset_peak()
+        step.forward_backward(batch)
+        update.prepare_gradients()
+        if number == 0 and _is_fused(recipe):
+            _fuse(update.optimizer)
+        update.step_optimizer()
+        if steps.average:
+            steps.average.update(number)
+        if number == 0:
+            counter.set_kind(_list_state(update.optimizer), "optimizer")
+            if has_ddp and not has_views:
+                counter.kind = "other"
+                buckets = [torch.empty_like(each.grad) for each in steps.model.parameters() if each.grad is not None]
+        if not has_views:  # views of DDP's buckets take their memory from step to step
+            update.optimizer.zero_grad(set_to_none=True)
+    del buckets
+
+
+def _partition(model: nn.Module, images: Tensor, precision: Precision) -> nn.Module:
+    """Return `model` as the forward and backward graphs of torch.compile, which keep other tensors for backward.
+
+    They are run operation by operation: the kernels of a compiler need fewer tensors within each graph.
+    """
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._functorch.aot_autograd import aot_module
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.compile_fx import select_decomp_table
+
+    compiled: nn.Module = aot_module(
+        model,
+        fw_compiler=boxed_nop,
+        bw_compiler=boxed_nop,
+        partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+        decompositions=select_decomp_table(),
+    )
+    with precision.autocast():
+        compiled(images)
+    return compiled
 
 
 def find_largest_micro_batch(count: Callable[[int], int], allowed: float, start: int) -> int:
@@ -200,8 +244,7 @@ def _build_precision(section: Train, number_format: str, gpu: MetaGpu) -> _MetaP
 def _build_steps(
     recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, precision: _MetaPrecision
 ) -> TrialSteps:
-    is_fused = isinstance(recipe.optim, Sgd | Adam) and recipe.optim.implementation in ("auto", "fused")
-    optim = recipe.optim.model_copy(update={"implementation": "foreach"}) if is_fused else recipe.optim
+    optim = recipe.optim.model_copy(update={"implementation": "loop"}) if _is_fused(recipe) else recipe.optim
     recipe = recipe.model_copy(
         update={
             "optim": optim,
@@ -214,7 +257,7 @@ def _build_steps(
         }
     )
     is_contiguous = recipe.model.memory_format == "contiguous"
-    with contextlib.ExitStack() as stack, _META:
+    with contextlib.ExitStack() as stack:
         context = RunContext(
             recipe,
             World.single(),
@@ -226,18 +269,39 @@ def _build_steps(
             stack,
             torch.contiguous_format if is_contiguous else torch.channels_last,
         )
-        steps = build_trial_steps(context, SingleDevice(), precision)
-    if is_fused:  # torch builds a fused optimizer on some devices only
-        optimizer = steps.step.update.optimizer
-        optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
-        for group in optimizer.param_groups:
-            group["fused"], group["foreach"] = True, False
+        with _META:
+            model = context.create_model(precision, is_new=False)
+        steps = build_trial_steps(context, SingleDevice(), precision, model)
     return steps
+
+
+def _is_fused(recipe: Recipe) -> bool:
+    return isinstance(recipe.optim, Sgd | Adam) and recipe.optim.implementation in ("auto", "fused")
+
+
+def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer run fused on the meta device, on which torch builds no fused one, before its first step."""
+    optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+        if isinstance(optimizer, torch.optim.Adam):  # which checks the device when it creates its state
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    averages = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                    optimizer.state[parameter] = {"step": torch.zeros((), device=_META), **averages}
 
 
 def _with_statistics(info: DatasetInfo) -> DatasetInfo:
     """Return `info` with any mean and standard deviation, which data that is not here lacks."""
     return replace(info, mean=info.mean or (0.5,) * info.channels, std=info.std or (0.5,) * info.channels)
+
+
+def _make_images(steps: TrialSteps, images: int, dtype: torch.dtype) -> Tensor:
+    """Return normalized images as the model sees them."""
+    plan = steps.context.plan
+    side = max(side for _, side in plan.train_sizes)
+    found = torch.empty(images, plan.channels, side, side, dtype=dtype, device=_META)
+    return found.to(memory_format=steps.context.memory_format)
 
 
 def _make_batch(steps: TrialSteps, images: int) -> Batch:
