@@ -1,9 +1,10 @@
 """Count the GPU memory of a training step without a GPU: the run's own step on the meta device, storage by storage.
 
-What is counted is what `torch.cuda.max_memory_allocated` reports. What a GPU holds beside it is in `RESERVED_BYTES`.
+What is counted is what `torch.cuda.max_memory_allocated` and `max_memory_reserved` report.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.dataset import DatasetInfo, Datasets, Sample
+from paceline.core.errors import RecipeError
 from paceline.core.world import World
 from paceline.data.batch import Batch, batch_dtype
 from paceline.data.loaders.choose import LoaderChoice
@@ -26,6 +28,7 @@ from paceline.models.meta_gpu import MetaGpu
 from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.augment import CutMix, MixUp
 from paceline.recipe.schema.optim import Adam, Sgd
 from paceline.recipe.schema.train import CrossEntropyLoss, Train
 from paceline.training.batch_fit import TrialSteps, build_trial_steps
@@ -39,14 +42,14 @@ CONTEXT_BYTES: Final = 600_000_000
 """CUDA context, kernels and workspaces of the libraries. An assumption: no GPU was measured."""
 _FUSED: Final = (aten._fused_sgd_, aten._fused_adam_, aten._fused_adamw_)
 _PHASES: Final = {"h2d": "input", "device_augment": "input", "forward": "activations", "loss": "activations"}
-_MAX_COUNTS: Final = 8
+_MAX_COUNTS: Final = 4
 
 
 @dataclass(frozen=True)
 class StepMemory:
     """The allocated bytes at the peak of a step with micro-batches of `micro_batch` images.
 
-    `parts` are `weights` with buffers, `gradients`, `optimizer`, `other` (weight averages, saved buffers, DDP's
+    `reserved_bytes` has the unused parts of the allocator's segments too. `parts` are `weights` with buffers, `gradients`, `optimizer`, `other` (weight averages, saved buffers, DDP's
     buckets), `input`, `activations` (all that forward creates), and `temporaries` of backward and the optimizer.
     """
 
@@ -192,40 +195,70 @@ def _partition(model: nn.Module, images: Tensor, precision: Precision) -> nn.Mod
     return compiled
 
 
-def find_largest_micro_batch(count: Callable[[int], int], allowed: float, start: int) -> int:
-    """Return the largest micro-batch of which `count(micro_batch)` bytes are `allowed`; 0 if not one image is.
+class MemoryCounter:
+    """Count the memory of steps of a recipe on images like those of `train` and `val`, each kind of step once."""
 
-    The peak is the largest of several sums that grow evenly with the images, so a line through two counts leads close
-    to the answer, and the neighbors decide. After some counts the answer may be too small, and never too large.
+    def __init__(self, recipe: Recipe, train: DatasetInfo, val: DatasetInfo) -> None:
+        self._recipe, self._train, self._val = recipe, train, val
+        self._counted: dict[tuple[str, bool, bool], dict[int, StepMemory]] = {}
+
+    def count(self, plan: Plan, number_format: str, micro_batch: int) -> StepMemory:
+        """Count a step of `plan` with other micro-batches. Raise `RecipeError` for a model that the meta device lacks."""
+        points = self._points(plan, number_format)
+        if micro_batch not in points:
+            try:
+                points[micro_batch] = count_step_memory(
+                    self._recipe, plan, self._train, self._val, number_format, micro_batch
+                )
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise RecipeError(
+                    f"model.name: the memory of {self._recipe.model.name} cannot be counted: {reason} (quote another)"
+                ) from None
+        return points[micro_batch]
+
+    def find_largest_micro_batch(self, plan: Plan, number_format: str, allowed: float) -> int:
+        """Return the largest micro-batch of which a step takes at most `allowed` bytes; 0 if none does."""
+        unit = 2 if any(isinstance(each, MixUp | CutMix) for each in self._recipe.data.augment) else 1
+
+        def count(units: int) -> int:
+            return self.count(plan, number_format, units * unit).allocated_bytes
+
+        known = (images // unit for images in self._points(plan, number_format) if images % unit == 0)
+        return unit * find_largest(count, allowed, [*known] or [max(1, plan.micro_batch // unit)])
+
+    def _points(self, plan: Plan, number_format: str) -> dict[int, StepMemory]:
+        is_split = plan.micro_batch < plan.rank_batch
+        return self._counted.setdefault((number_format, plan.world_size > 1, is_split), {})
+
+
+def find_largest(count: Callable[[int], int], allowed: float, known: list[int]) -> int:
+    """Return the largest number of which `count(number)` is `allowed`, which a last call confirms; 0 if 1 is too many.
+
+    Beyond small numbers the memory grows along a line, of which two of the `known` numbers are points.
     """
-    fitting, excess, guess = (0, 0.0), (0, 0.0), start
-    points: list[tuple[int, int]] = []
+    points = {number: count(number) for number in known}
+    if len(points) == 1:
+        number = known[0]
+        other = max(1, number // 2) if points[number] > allowed and number > 1 else 2 * number
+        points[other] = count(other)
     for _ in range(_MAX_COUNTS):
-        needed = count(guess)
-        points.append((guess, needed))
-        if needed <= allowed:
-            fitting = (guess, needed)
-        else:
-            excess = (guess, needed)
-        if excess[0] and excess[0] == fitting[0] + 1:
+        guess = _follow_line(points, allowed)
+        if guess in points:
             break
-        guess = _guess_next(points, fitting[0], excess[0], allowed)
-    return fitting[0]
+        points[guess] = count(guess)
+    return max((number for number, needed in points.items() if needed <= allowed), default=0)
 
 
-def _guess_next(points: list[tuple[int, int]], fitting: int, excess: int, allowed: float) -> int:
-    nearest = sorted(points, key=lambda point: abs(point[1] - allowed))[:2]
-    guess = fitting + 1
-    if len(nearest) < 2:
-        guess = 2 * points[0][0] if fitting else points[0][0] // 2
-    else:
-        (first, first_bytes), (second, second_bytes) = nearest
-        slope = (second_bytes - first_bytes) / (second - first)
-        if slope > 0:
-            guess = int(first + (allowed - first_bytes) / slope)
-    # The answer of a line is tried, and after that the one above it.
-    guess = guess + 1 if guess == fitting else guess
-    return max(fitting + 1, min(guess, excess - 1) if excess else guess)
+def _follow_line(points: dict[int, int], allowed: float) -> int:
+    """Return where the line through the two points around `allowed`, or those next to it, reaches it; at least 1."""
+    ordered = sorted(points.items())
+    above = next((at for at, (_, needed) in enumerate(ordered) if needed > allowed), len(ordered) - 1)
+    (first, first_bytes), (second, second_bytes) = ordered[max(0, above - 1)], ordered[max(1, above)]
+    slope = (second_bytes - first_bytes) / (second - first)
+    if slope <= 0:  # other memory than that of the images is the peak
+        return 2 * second
+    return max(1, math.floor(first + (allowed - first_bytes) / slope))
 
 
 def usable_bytes(memory_gb: float) -> float:
