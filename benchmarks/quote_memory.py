@@ -6,8 +6,8 @@ allocator is torch's own, and `torch.cuda.max_memory_allocated` is read. The sam
     python benchmarks/quote_memory.py --json benchmarks/results/quote-memory.json
 
 A GPU's own kernels, cuDNN above all, may allocate workspaces while they run. An emulated GPU does not have them, so
-that this judges the tensors of the step, and not what a library adds. Triton is absent: `compiled` is the graph that
-torch.compile splits into forward and backward (`aot_eager_decomp_partition`), run operation by operation on both sides.
+that this judges the tensors of the step, and not what a library adds. Their convolutions and matrix products give
+zeros, which take as much memory. Triton is absent, so that no compiled step is compared.
 """
 
 import argparse
@@ -52,7 +52,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checkpointed": {"model.checkpoint_activations": True},
-    "compiled": {"train.compile": "default"},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "fp32": {"train.precision": "fp32"},
@@ -121,7 +120,12 @@ def count(job: dict[str, Any]) -> dict[str, Any]:
     number_format = recipe.train.precision.partition("_")[0]
     found = count_step_memory(recipe, plan, train, val, number_format, plan.micro_batch)
     seconds = round(time.perf_counter() - started, 1)
-    return {"counted": found.allocated_bytes, "parts": found.parts, "counted_reserved": found.reserved_bytes, "count_s": seconds}
+    return {
+        "counted": found.allocated_bytes,
+        "parts": found.parts,
+        "counted_reserved": found.reserved_bytes,
+        "count_s": seconds,
+    }
 
 
 def measure(job: dict[str, Any]) -> dict[str, int]:
@@ -156,14 +160,8 @@ def skip_products() -> None:
 
 def serve() -> None:
     """Measure the jobs on standard input, a line each, and print the bytes."""
-
-    def partitioned(model: Any = None, **_: Any) -> Any:
-        return torch._dynamo.optimize("aot_eager_decomp_partition", dynamic=False)(model)
-
-    torch.compile = partitioned
     skip_products()
     for line in sys.stdin:
-        torch._dynamo.reset()
         try:
             answer: dict[str, Any] = measure(json.loads(line))
         except Exception as error:  # a network that cannot run there is reported, and the others go on
@@ -175,7 +173,9 @@ def main() -> None:
     """Compare all jobs, print, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", default="", help="parts of `network variant`, separated by commas; the record keeps its other rows")
+    parser.add_argument(
+        "--only", default="", help="parts of `network variant`, separated by commas; the record keeps its other rows"
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -187,8 +187,12 @@ def main() -> None:
     command = [sys.executable, str(EMULATED), sys.executable, str(Path(__file__).resolve()), "--serve"]
     pipe = subprocess.PIPE
     rows: list[dict[str, Any]] = []
-    kept = json.loads(options.json.read_text())["rows"] if options.only and options.json and options.json.exists() else []
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment) as gpu:
+    kept = (
+        json.loads(options.json.read_text())["rows"] if options.only and options.json and options.json.exists() else []
+    )
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as gpu:
         assert gpu.stdin is not None and gpu.stdout is not None
         for job in jobs:
             gpu.stdin.write(json.dumps(job) + "\n")
@@ -215,13 +219,17 @@ def main() -> None:
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median and the largest absolute error of each variant, and of the three together."""
+    """Return the median and the largest absolute error of each variant, and of the networks together."""
     groups = {variant: [row for row in rows if row["variant"] == variant] for variant in VARIANTS}
     groups["settings"] = [row for row in rows if row["variant"] in SETTINGS]
     groups["all"] = [row for row in rows if row["variant"] in VARIANTS]
     summary = {}
     for name, group in groups.items():
-        errors = sorted((abs(row["error"]), f"{row['network']} {row['variant']}") for row in group if "counted" in row and "measured" in row)
+        errors = sorted(
+            (abs(row["error"]), f"{row['network']} {row['variant']}")
+            for row in group
+            if "counted" in row and "measured" in row
+        )
         if errors:
             summary[name] = {
                 "comparisons": len(errors),

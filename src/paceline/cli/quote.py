@@ -37,7 +37,9 @@ _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "train": ("compile", "distill", "ema"),
     "parallel": ("strategy", "compression", "bucket_mb", "sync_gradients"),
 }
-"""Fields of a recipe that change the time or the memory of a step, and that a quote does not consider."""
+"""Fields of a recipe that change the time of a step, and that a quote does not consider."""
+_NOT_IN_MEMORY: Final = ("train.compile", "train.distill", "parallel.strategy", "parallel.compression")
+"""Those of them of which the memory is not counted either."""
 
 
 def quote(options: QuoteOptions) -> int:
@@ -107,7 +109,9 @@ def _list_notes(recipe: Recipe, number_formats: Iterable[str], max_ranks: int) -
         section = getattr(recipe, name)
         defaults = type(section).model_fields
         ignored += [f"{name}.{field}" for field in fields if getattr(section, field) != defaults[field].default]
-    notes = [f"not considered, though the recipe sets it: {', '.join(ignored)}"] if ignored else []
+    notes = [f"images/s do not consider what the recipe sets: {', '.join(ignored)}"] if ignored else []
+    if without := [name for name in ignored if name in _NOT_IN_MEMORY]:
+        notes.append(f"memory is that without {', '.join(without)}")
     full = [each for each in number_formats if each in ("fp32", "tf32")]
     if full:
         notes.append(f"constants and intervals were fitted in fp16, and may not hold in {' and '.join(full)}")
@@ -161,5 +165,16 @@ def _print_quotes(quotes: Sequence["Quote"], currency: str) -> None:
         cost = each.cost
         rows.append(row if cost is None else (*row, number(cost.value), f"{number(cost.low)} to {number(cost.high)}"))
     costs = (f"cost, {currency}", "cost, 90 %") if currency else ()
-    headings = ("GPU", "ranks", "batch per rank", "images/s", "images/s, 90 %", "time", "time, 90 %", "memory", "largest micro-batch", *costs)
+    headings = (
+        "GPU",
+        "ranks",
+        "batch per rank",
+        "images/s",
+        "images/s, 90 %",
+        "time",
+        "time, 90 %",
+        "memory",
+        "largest micro-batch",
+        *costs,
+    )
     print_table("Quote", headings, rows, num_names=2)

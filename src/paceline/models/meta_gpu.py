@@ -53,7 +53,9 @@ class MetaGpu(TorchFunctionMode):
         if func is Tensor.backward:
             with self:
                 return _call_backward(*args, **kwargs)
-        if func is torch.autograd.backward:  # the mode is off within a function, and checkpointed blocks run in this one
+        if (
+            func is torch.autograd.backward
+        ):  # the mode is off within a function, and checkpointed blocks run in this one
             with self:
                 return self._run_backward(*args, **kwargs)
         if name == _MULTI_HEAD_ATTENTION:
@@ -61,7 +63,11 @@ class MetaGpu(TorchFunctionMode):
                 return self._attend(*args, **kwargs)
         if self._dtype is not None:
             args, kwargs = self._cast_arguments(name, args, kwargs)
-        if name in ("softmax", "log_softmax") and self._dtype is not None and (found := _fuse_softmax(name, args, kwargs)):
+        if (
+            name in ("softmax", "log_softmax")
+            and self._dtype is not None
+            and (found := _fuse_softmax(name, args, kwargs))
+        ):
             return found[0]
         if name == "one_hot":  # which elsewhere than on a GPU reads the largest class
             return _one_hot(*args, **kwargs)
@@ -176,5 +182,3 @@ def _fuse_attention(
         query, key, value, bias, saves, dropout_p, is_causal, scale=scale
     )[0]
     return (out,)
-
-

@@ -283,9 +283,7 @@ def _build_steps(context: RunContext, strategy: Strategy) -> TrialSteps:
     return build_trial_steps(context, strategy, precision, context.create_model(precision, is_new=False))
 
 
-def build_trial_steps(
-    context: RunContext, strategy: Strategy, precision: Precision, model: nn.Module
-) -> TrialSteps:
+def build_trial_steps(context: RunContext, strategy: Strategy, precision: Precision, model: nn.Module) -> TrialSteps:
     """Build the training steps of a throw-away `model`, with everything that the run's own steps keep in memory."""
     recipe = context.recipe
     context.add_adapters(model)

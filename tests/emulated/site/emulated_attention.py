@@ -49,9 +49,7 @@ def _attend_backward(
     of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True))
     found = (of_scores @ key.float() * factor, of_scores.transpose(-2, -1) @ query.float() * factor)
     found = (*found, weights.transpose(-2, -1) @ upper)
-    of_query, of_key, of_value = (
-        each.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2) for each in found
-    )
+    of_query, of_key, of_value = (each.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2) for each in found)
     return of_query, of_key, of_value, of_scores
 
 

@@ -9,7 +9,7 @@ from paceline.cli.options import QuoteOptions
 from paceline.cli.quote import quote
 from paceline.core.errors import DataError, RecipeError
 
-ARGS = ["synthetic", "model.name=resnet18_cifar", "train.epochs=2", "data.batch_size=auto", "train.precision=amp"]
+ARGS = ["synthetic", "model.name=speednet95", "train.epochs=2", "data.batch_size=auto", "train.precision=amp"]
 ON_RANKS = [*ARGS, "data.rank_batch_size=64"]
 
 
@@ -57,6 +57,8 @@ def test_a_batch_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str])
     (small_memory,) = read_quotes(capsys, args=large, gpu="t4", ranks="1")
     (large_memory,) = read_quotes(capsys, args=large, gpu="h200", ranks="1")
     assert not small_memory["fits"] and large_memory["fits"]
+    assert small_memory["largest_micro_batch"] < 16384 <= large_memory["largest_micro_batch"]
+    assert small_memory["memory_bytes"] == sum(small_memory["memory_parts"].values()) == large_memory["memory_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,13 @@ def test_a_network_between_nodes_keeps_the_gpus_own_link_within_them(capsys: pyt
 
 
 def test_notes_say_what_is_not_considered(capsys: pytest.CaptureFixture[str]) -> None:
-    args = [*ON_RANKS, "train.precision=tf32", "parallel.compression=bf16", "model.checkpoint_activations=true"]
+    args = [*ON_RANKS, "model.name=resnet18_cifar", "train.precision=tf32"]
+    args += ["parallel.compression=bf16", "model.checkpoint_activations=true"]
     assert quote(options(args=args, gpu="a100", ranks="1,2")) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "model.checkpoint_activations, parallel.compression" in out
     assert "may not hold in tf32" in out
+    assert "memory is that without parallel.compression" in out
     assert "train.ema" not in out
 
 

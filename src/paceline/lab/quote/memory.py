@@ -7,7 +7,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -75,11 +74,25 @@ class _NoImages:
         return f"{self.info.name}[{index}]"
 
 
-class _SkippedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Skip fused optimizers, which work in place and which the meta device does not have."""
+class _MetaKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Skip fused optimizers, which the meta device lacks, and create the results of batch norms at once.
+
+    For batch norms the meta device runs a formula of many operations, which takes most of the time of counting.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return None if func.overloadpacket in _FUSED else func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        if packet in _FUSED:
+            return None
+        if packet is aten.native_batch_norm:
+            images = args[0]
+            statistics = (images.new_empty(images.shape[1], dtype=torch.float32) for _ in range(2))
+            return torch.empty_like(images), *statistics
+        if packet is aten.native_batch_norm_backward:
+            images, weight, is_requested = args[1], args[2], args[9]
+            sources = images, weight, weight
+            return tuple(torch.empty_like(each) if asked else None for each, asked in zip(sources, is_requested))
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,7 @@ class _KindClock(NullClock):  # the stages of a step are told to a clock, and no
 def count_step_memory(
     recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, number_format: str, micro_batch: int
 ) -> StepMemory:
-    """Count the memory of a step after the first, which creates the optimizer's state.
+    """Count the memory of a step without a compiler, after the first step, which creates the optimizer's state.
 
     `number_format` is that of `find_number_format`. A step of several micro-batches is counted with two of them.
     """
@@ -124,22 +137,11 @@ def count_step_memory(
     precision = _build_precision(recipe.train, number_format, gpu)
     num_micro_batches = min(2, plan.rank_batch // plan.micro_batch)
     has_ddp = plan.world_size > 1 and recipe.parallel.strategy == "ddp"
-    counter.kind = "other"
-    with torch.random.fork_rng(devices=[]), gpu, _SkippedKernels():
-        with counter:
-            steps = _build_steps(recipe, plan, train, val, precision)
-        replica = steps.step.replica
-        if recipe.train.compile != "off":  # while nothing is counted: tracing creates tensors of its own
-            replica = _partition(replica, _make_images(steps, micro_batch, precision.dtype), precision)
-        step = replace(
-            steps.step,
-            replica=replica,
-            clock=_KindClock(counter),
-            accumulate=num_micro_batches,
-            precision=precision,
-        )
-        with counter:
-            _run_steps(recipe, steps, step, counter, num_micro_batches * micro_batch, has_ddp=has_ddp)
+    with torch.random.fork_rng(devices=[]), gpu, _MetaKernels(), counter:
+        counter.kind = "other"
+        steps = _build_steps(recipe, plan, train, val, precision)
+        step = replace(steps.step, clock=_KindClock(counter), accumulate=num_micro_batches)
+        _run_steps(recipe, steps, step, counter, num_micro_batches * micro_batch, has_ddp=has_ddp)
     parts = {kind: num_bytes for kind, num_bytes in sorted(counter.parts_at_peak.items()) if num_bytes}
     return StepMemory(micro_batch, counter.peak, allocator.reserved, parts)
 
@@ -173,28 +175,6 @@ def _run_steps(
     del buckets
 
 
-def _partition(model: nn.Module, images: Tensor, precision: Precision) -> nn.Module:
-    """Return `model` as the forward and backward graphs of torch.compile, which keep other tensors for backward.
-
-    They are run operation by operation: the kernels of a compiler need fewer tensors within each graph.
-    """
-    from torch._dynamo.backends.debugging import boxed_nop
-    from torch._functorch.aot_autograd import aot_module
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor.compile_fx import select_decomp_table
-
-    compiled: nn.Module = aot_module(
-        model,
-        fw_compiler=boxed_nop,
-        bw_compiler=boxed_nop,
-        partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
-        decompositions=select_decomp_table(),
-    )
-    with precision.autocast():
-        compiled(images)
-    return compiled
-
-
 class MemoryCounter:
     """Count the memory of steps of a recipe on images like those of `train` and `val`, each kind of step once."""
 
@@ -203,7 +183,7 @@ class MemoryCounter:
         self._counted: dict[tuple[str, bool, bool], dict[int, StepMemory]] = {}
 
     def count(self, plan: Plan, number_format: str, micro_batch: int) -> StepMemory:
-        """Count a step of `plan` with other micro-batches. Raise `RecipeError` for a model that the meta device lacks."""
+        """Count a step of `plan` with other micro-batches. Raise `RecipeError` if the model cannot be counted."""
         points = self._points(plan, number_format)
         if micro_batch not in points:
             try:
@@ -304,8 +284,7 @@ def _build_steps(
         )
         with _META:
             model = context.create_model(precision, is_new=False)
-        steps = build_trial_steps(context, SingleDevice(), precision, model)
-    return steps
+        return build_trial_steps(context, SingleDevice(), precision, model)
 
 
 def _is_fused(recipe: Recipe) -> bool:
@@ -327,14 +306,6 @@ def _fuse(optimizer: torch.optim.Optimizer) -> None:
 def _with_statistics(info: DatasetInfo) -> DatasetInfo:
     """Return `info` with any mean and standard deviation, which data that is not here lacks."""
     return replace(info, mean=info.mean or (0.5,) * info.channels, std=info.std or (0.5,) * info.channels)
-
-
-def _make_images(steps: TrialSteps, images: int, dtype: torch.dtype) -> Tensor:
-    """Return normalized images as the model sees them."""
-    plan = steps.context.plan
-    side = max(side for _, side in plan.train_sizes)
-    found = torch.empty(images, plan.channels, side, side, dtype=dtype, device=_META)
-    return found.to(memory_format=steps.context.memory_format)
 
 
 def _make_batch(steps: TrialSteps, images: int) -> Batch:
