@@ -117,9 +117,9 @@ class MetaGpu(TorchFunctionMode):
 
 
 def _copy_without_override(function: Callable[..., Any]) -> Callable[..., Any]:
-    names = {**function.__globals__, "has_torch_function": lambda _: False}  # type: ignore[attr-defined]
-    copied = types.FunctionType(function.__code__, names, argdefs=function.__defaults__)  # type: ignore[attr-defined]
-    copied.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    copied = types.FunctionType(function.__code__, names, argdefs=function.__defaults__)
+    copied.__kwdefaults__ = function.__kwdefaults__
     return copied
 
 

@@ -280,12 +280,14 @@ class TrialSteps:
 
 def _build_steps(context: RunContext, strategy: Strategy) -> TrialSteps:
     precision = context.create_precision()
-    return build_trial_steps(context, strategy, precision, context.create_model(precision, is_new=False))
+    return build_trial_steps(context, precision, context.create_model(precision, is_new=False), strategy)
 
 
-def build_trial_steps(context: RunContext, strategy: Strategy, precision: Precision, model: nn.Module) -> TrialSteps:
-    """Build the training steps of a throw-away `model`, with everything that the run's own steps keep in memory."""
-    recipe = context.recipe
+def build_trial_steps(
+    context: RunContext, precision: Precision, model: nn.Module, strategy: Strategy | None = None
+) -> TrialSteps:
+    """Build the training steps of a throw-away `model`, with all that a run's steps keep in memory; by default alone."""
+    recipe, strategy = context.recipe, strategy or SingleDevice()
     context.add_adapters(model)
     unfreezing = build_unfreezing(recipe.model, context.plan, model)
     if unfreezing.names:  # then steps need the most memory

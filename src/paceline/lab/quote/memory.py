@@ -24,7 +24,6 @@ from paceline.measure.caching_allocator import CachingAllocator
 from paceline.measure.clock import NullClock
 from paceline.measure.memory import DEVICE_SHARE, StorageCounter
 from paceline.models.meta_gpu import MetaGpu
-from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import CutMix, MixUp
@@ -91,7 +90,8 @@ class _MetaKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if packet is aten.native_batch_norm_backward:
             images, weight, is_requested = args[1], args[2], args[9]
             sources = images, weight, weight
-            return tuple(torch.empty_like(each) if asked else None for each, asked in zip(sources, is_requested))
+            pairs = zip(sources, is_requested, strict=True)
+            return tuple(torch.empty_like(each) if is_wanted else None for each, is_wanted in pairs)
         return func(*args, **(kwargs or {}))
 
 
@@ -111,7 +111,7 @@ class _MetaPrecision(Precision):  # torch.autocast has no meta device, so the tw
             super().backward(loss)
 
 
-class _KindClock(NullClock):  # the stages of a step are told to a clock, and nobody else
+class _KindClock(NullClock):  # type: ignore[misc]  # a step tells its stages to a clock, and nobody else
     def __init__(self, counter: StorageCounter) -> None:
         super().__init__()
         self._counter = counter
@@ -137,7 +137,7 @@ def count_step_memory(
     precision = _build_precision(recipe.train, number_format, gpu)
     num_micro_batches = min(2, plan.rank_batch // plan.micro_batch)
     has_ddp = plan.world_size > 1 and recipe.parallel.strategy == "ddp"
-    with torch.random.fork_rng(devices=[]), gpu, _MetaKernels(), counter:
+    with torch.random.fork_rng(devices=[]), gpu, _MetaKernels(), counter:  # type: ignore[no-untyped-call]
         counter.kind = "other"
         steps = _build_steps(recipe, plan, train, val, precision)
         step = replace(steps.step, clock=_KindClock(counter), accumulate=num_micro_batches)
@@ -153,7 +153,8 @@ def _run_steps(
     counter.set_kind(_list_weights(steps.model, step.precision), "weights")
     for parameter in steps.model.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda each: counter.set_kind([each.grad], "gradients"))
+            hook = lambda each: counter.set_kind([each.grad], "gradients")  # noqa: E731
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     batch, update, has_views = _make_batch(steps, images), step.update, has_ddp and recipe.parallel.bucket_view
     buckets: list[Tensor] = []
     for number in range(2):
@@ -284,7 +285,7 @@ def _build_steps(
         )
         with _META:
             model = context.create_model(precision, is_new=False)
-        return build_trial_steps(context, SingleDevice(), precision, model)
+        return build_trial_steps(context, precision, model)
 
 
 def _is_fused(recipe: Recipe) -> bool:
