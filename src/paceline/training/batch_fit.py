@@ -286,7 +286,7 @@ def _build_steps(context: RunContext, strategy: Strategy) -> TrialSteps:
 def build_trial_steps(
     context: RunContext, precision: Precision, model: nn.Module, strategy: Strategy | None = None
 ) -> TrialSteps:
-    """Build the training steps of a throw-away `model`, with all that a run's steps keep in memory; by default alone."""
+    """Build the training steps of a throw-away `model`, with all that a run keeps in memory; by default alone."""
     recipe, strategy = context.recipe, strategy or SingleDevice()
     context.add_adapters(model)
     unfreezing = build_unfreezing(recipe.model, context.plan, model)

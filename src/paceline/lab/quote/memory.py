@@ -47,8 +47,9 @@ _MAX_COUNTS: Final = 4
 class StepMemory:
     """The allocated bytes at the peak of a step with micro-batches of `micro_batch` images.
 
-    `reserved_bytes` has the unused parts of the allocator's segments too. `parts` are `weights` with buffers, `gradients`, `optimizer`, `other` (weight averages, saved buffers, DDP's
-    buckets), `input`, `activations` (all that forward creates), and `temporaries` of backward and the optimizer.
+    `reserved_bytes` has the unused parts of the allocator's segments too. `parts` are `weights` with buffers,
+    `gradients`, `optimizer`, `other` (weight averages, saved buffers, DDP's buckets), `input`, `activations` (all that
+    forward creates), and `temporaries` of backward and the optimizer.
     """
 
     micro_batch: int
