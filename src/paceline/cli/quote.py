@@ -37,20 +37,23 @@ _CLASSES: Final = 1000
 _NOTES: Final = (
     "start-up and stragglers are left out, and an image is evaluated in a third of the time of training on it",
     "intervals are of the speed of the steps; failures are counted as often as they are expected",
-    "memory is an estimate that no measurement has confirmed",
+    "memory is that of tensors; CUDA itself is taken for 0.6 GB, and a tenth of the rest is left for its libraries",
 )
 _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "model": ("lora", "unfreeze"),
     "train": ("compile", "distill"),
     "parallel": ("strategy", "compression", "bucket_mb", "sync_gradients"),
 }
-"""Fields of a recipe that change the time or the memory of a step, and that a quote does not consider."""
+"""Fields of a recipe that change the time of a step, and that a quote does not consider."""
+_NOT_IN_MEMORY: Final = ("train.compile", "train.distill", "parallel.strategy", "parallel.compression")
+"""Those of them of which the memory is not counted either."""
 
 
 def quote(options: QuoteOptions) -> int:
     """Run `paceline quote`, and return the exit code. Raise `RecipeError` for invalid options."""
     from paceline.lab.quote.choice import choose_plan
     from paceline.lab.quote.gpu import read_gpu
+    from paceline.lab.quote.memory import MemoryCounter
     from paceline.lab.quote.plans import build_plan, plan_saving, plan_work, with_verdicts
     from paceline.lab.quote.prices import read_prices
     from paceline.lab.quote.quote import count_step, find_number_format
@@ -78,6 +81,7 @@ def quote(options: QuoteOptions) -> int:
     plans = [Plan.derive(recipe, each, train, val, num_samples) for each in ranks]
     constants = read_constants()["training"]
     counted = {}
+    memory = MemoryCounter(recipe, train, val)
     quotes: list[Quote] = []
     whole: list[QuotedPlan] = []
     for name, gpu in gpus.items():
@@ -93,7 +97,7 @@ def quote(options: QuoteOptions) -> int:
                 )
             step = counted[number_format]
             price = prices.per_gpu_hour[name] if prices else None
-            each = quote_run(recipe, plan, step, name, gpu, constants, network, on_node, price)
+            each = quote_run(recipe, plan, step, name, gpu, constants, network, on_node, price, memory)
             quotes.append(each)
             work, saving = plan_work(recipe, plan), plan_saving(recipe, step.params)
             for offer in offers[name]:
@@ -250,7 +254,9 @@ def _list_notes(recipe: Recipe, number_formats: Iterable[str], max_ranks: int) -
         section = getattr(recipe, name)
         defaults = type(section).model_fields
         ignored += [f"{name}.{field}" for field in fields if getattr(section, field) != defaults[field].default]
-    notes = [f"not considered, though the recipe sets it: {', '.join(ignored)}"] if ignored else []
+    notes = [f"images/s do not consider what the recipe sets: {', '.join(ignored)}"] if ignored else []
+    if without := [name for name in ignored if name in _NOT_IN_MEMORY]:
+        notes.append(f"memory is that without {', '.join(without)}")
     full = [each for each in number_formats if each in ("fp32", "tf32")]
     if full:
         notes.append(f"constants were fitted in fp16, and corrected for {' and '.join(full)} by few figures")

@@ -16,6 +16,7 @@ class QuotedPlan(ResultModel):
     Intervals have 90 % confidence. `gpu` is its name in `--gpu`, `device` the one that torch reports. `image_size` is
     in pixels. `images_per_s` is what the GPUs and the data path give together. `hours` is the expected time of all
     `parts`, which hold the hours of each at the most likely speed; it is infinite if failures leave no time to train.
+    `largest_micro_batch` is how many images of a rank fit into memory at once, 0 for none.
     `data_images_per_s` is what the data path of a node must give so that no GPU waits, and `waits_for_data` says that
     it does not. `ends_in_time` and `is_within_budget` are "" if no limit was set.
     """
@@ -35,6 +36,7 @@ class QuotedPlan(ResultModel):
     waits_for_data: bool
     memory_bytes: float
     fits: bool
+    largest_micro_batch: int
     cost: Interval | None
     ends_in_time: Verdict = ""
     is_within_budget: Verdict = ""

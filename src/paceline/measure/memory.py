@@ -1,7 +1,8 @@
 """Count the memory that work on tensors allocates, and read how much a rank may still allocate."""
 
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from paceline.core.host import free_memory_bytes
+from paceline.measure.caching_allocator import Allocator, Block, ExactAllocator
 
 _HEAP_FACTOR: Final = 2.0
 """Resident memory per counted byte of activations: the C library keeps freed blocks. The peak of two steps grew by 1.4
@@ -28,45 +30,82 @@ class Allocated(NamedTuple):
     kept: int
 
 
-Allocator = Callable[[Callable[[], object]], Allocated]
+MeasureMemory = Callable[[Callable[[], object]], Allocated]
 """Run work on the model's device, and return what it allocates beyond what was allocated before."""
 
 
-class _StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of the storages that operations create, while they live."""
+class StorageCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the bytes of the storages that operations create, while they live.
 
-    def __init__(self) -> None:
+    `allocator` says how many each takes, by default its own. With `device_type` only storages of such devices count.
+    Each is of the `kind` that was set when it was created, or that `set_kind` has given it: `parts_at_peak` are their
+    bytes. `stream` is that of the allocator on which storages are created.
+    """
+
+    def __init__(self, allocator: Allocator | None = None, *, device_type: str | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live: dict[int, int] = {}
+        self._allocator = allocator or ExactAllocator()
+        self._device_type = device_type
+        self._live: dict[int, tuple[Block | None, str]] = {}
+        self._parts: Counter[str] = Counter()
+        self.kind, self.stream = "", 0
+        self.parts_at_peak: dict[str, int] = {}
         self.kept = self.peak = 0
+
+    def set_kind(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Count `tensors` as `kind` from now on; those that were not counted yet are added."""
+        for tensor in self._iter_counted(list(tensors)):
+            self._add(tensor)
+            address = tensor.untyped_storage()._cdata
+            block, before = self._live[address]
+            self._live[address] = block, kind
+            self._parts[before] -= block.num_bytes if block else 0
+            self._parts[kind] += block.num_bytes if block else 0
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        self.peak, self.parts_at_peak = self.kept, dict(self._parts)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count its outputs."""
-        for tensor in tree_iter((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self._add(tensor, from_before=True)
+        for tensor in self._iter_counted((args, kwargs)):
+            self._add(tensor, from_before=True)
         output = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(output):
-            if isinstance(tensor, Tensor):
-                self._add(tensor)
+        for tensor in self._iter_counted(output):
+            self._add(tensor)
         return output
+
+    def _iter_counted(self, values: Any) -> Iterator[Tensor]:
+        for value in tree_iter(values):
+            if isinstance(value, Tensor) and self._device_type in (None, value.device.type):
+                yield value
 
     def _add(self, tensor: Tensor, *, from_before: bool = False) -> None:
         storage = tensor.untyped_storage()
         address = storage._cdata  # of the C++ object, which views share
-        if address not in self._live:
-            self._live[address] = 0 if from_before else storage.nbytes()
-            self.kept += self._live[address]
-            self.peak = max(self.peak, self.kept)
-            weakref.finalize(storage, self._drop, address)
+        if address in self._live:
+            return
+        is_counted = not from_before and storage.nbytes() > 0
+        block = self._allocator.allocate(storage.nbytes(), self.stream) if is_counted else None
+        self._live[address] = block, self.kind
+        if block:
+            self._parts[self.kind] += block.num_bytes
+            self.kept += block.num_bytes
+            if self.kept > self.peak:
+                self.peak, self.parts_at_peak = self.kept, dict(self._parts)
+        weakref.finalize(storage, self._drop, address)
 
     def _drop(self, address: int) -> None:
-        self.kept -= self._live.pop(address)
+        block, kind = self._live.pop(address)
+        if block:
+            self.kept -= block.num_bytes
+            self._parts[kind] -= block.num_bytes
+            self._allocator.free(block)
 
 
 def count_host_bytes(work: Callable[[], object]) -> Allocated:
     """Run `work` on the CPU and count its tensors, without temporary memory inside of operations."""
-    with _StorageCounter() as counter:
+    with StorageCounter() as counter:
         work()
     return Allocated(round(_HEAP_FACTOR * counter.peak), counter.kept)
 

@@ -63,14 +63,14 @@ _FUSED_ATTENTION_OPS = (
 _PRODUCTS = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}
 _BATCHES: Final = (2, 3)
 # The lists of https://docs.pytorch.org/docs/stable/amp.html, as far as classifiers use them.
-_LOW_PRECISION: Final = frozenset(
+LOW_PRECISION: Final = frozenset(
     (
         *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "matmul", "__matmul__", "__rmatmul__", "bmm"),
         *("mm", "addmm", "baddbmm", "einsum", "prelu", "scaled_dot_product_attention"),
         "multi_head_attention_forward",  # a function mode does not see the products in it
     )
 )
-_FULL_PRECISION: Final = frozenset(
+FULL_PRECISION: Final = frozenset(
     (
         *("layer_norm", "group_norm", "softmax", "log_softmax", "norm", "normalize", "softplus", "exp", "log", "pow"),
         *("__pow__", "cumsum", "prod", "sum", "rsqrt", "reciprocal", "cross_entropy"),
@@ -315,8 +315,8 @@ class _Autocast(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if self._dtype is not None and (name in _LOW_PRECISION or name in _FULL_PRECISION):
-            dtype = self._dtype if name in _LOW_PRECISION else torch.float32
+        if self._dtype is not None and (name in LOW_PRECISION or name in FULL_PRECISION):
+            dtype = self._dtype if name in LOW_PRECISION else torch.float32
             args, kwargs = _cast_tensors((args, kwargs), dtype)
         if name == "scaled_dot_product_attention" and self._has_fused_attention:
             return _run_fused_attention(*args, **kwargs)

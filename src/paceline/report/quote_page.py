@@ -156,7 +156,13 @@ def _plans_table(result: QuoteResult) -> Table:
     names = ["time", *([f"cost, {currency}"] if currency else [])]
     limits = [f"within {number(result.by_hours)} h"] if result.by_hours is not None else []
     limits += [f"for {currency} {number(result.budget)}"] if result.budget is not None else []
-    others = ["images/s", *(["batch per rank"] if has_batches else []), "data per node, images/s", "memory"]
+    others = [
+        "images/s",
+        *(["batch per rank"] if has_batches else []),
+        "data per node, images/s",
+        "memory",
+        "largest micro-batch",
+    ]
     columns = [
         *cells.table_columns(["plan"], names),
         *cells.table_columns(limits),
@@ -178,6 +184,7 @@ def _plans_table(result: QuoteResult) -> Table:
                 note="waits for data" if plan.waits_for_data else "",
             ),
             TableCell(size(plan.memory_bytes), plan.memory_bytes, note="" if plan.fits else "too much"),
+            cells.count_cell(plan.largest_micro_batch),
         ]
         rows.append(row)
     return Table("Plans", columns, rows, _MAX_OPEN_PLANS, "more plans")

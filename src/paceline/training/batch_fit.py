@@ -38,6 +38,7 @@ from paceline.training.ema import WeightAverage
 from paceline.training.loss import build_loss
 from paceline.training.nonfinite import NonFiniteReporter
 from paceline.training.optim.build import layers_for_decay
+from paceline.training.precision import Precision
 from paceline.training.trainer import EagerStep
 from paceline.training.unfreeze import build_unfreezing
 
@@ -215,7 +216,7 @@ def _time_batches(context: RunContext, sizes: Sequence[int], on_progress: Callab
     return speeds
 
 
-def _seconds_per_step(context: RunContext, steps: "_Steps", images: int, parts: int) -> float:
+def _seconds_per_step(context: RunContext, steps: "TrialSteps", images: int, parts: int) -> float:
     """Return the mean time of a step, of the slowest rank."""
     batch = steps.make_batch(images)
 
@@ -240,7 +241,7 @@ def _max_over_ranks(context: RunContext, value: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class TrialSteps:
     """Training steps of a throw-away model on random pixels."""
 
     context: RunContext
@@ -277,9 +278,16 @@ class _Steps:
         update.optimizer.zero_grad(set_to_none=True)
 
 
-def _build_steps(context: RunContext, strategy: Strategy) -> _Steps:
-    recipe, precision = context.recipe, context.create_precision()
-    model = context.create_model(precision, is_new=False)
+def _build_steps(context: RunContext, strategy: Strategy) -> TrialSteps:
+    precision = context.create_precision()
+    return build_trial_steps(context, precision, context.create_model(precision, is_new=False), strategy)
+
+
+def build_trial_steps(
+    context: RunContext, precision: Precision, model: nn.Module, strategy: Strategy | None = None
+) -> TrialSteps:
+    """Build the training steps of a throw-away `model`, with all that a run keeps in memory; by default alone."""
+    recipe, strategy = context.recipe, strategy or SingleDevice()
     context.add_adapters(model)
     unfreezing = build_unfreezing(recipe.model, context.plan, model)
     if unfreezing.names:  # then steps need the most memory
@@ -300,7 +308,7 @@ def _build_steps(context: RunContext, strategy: Strategy) -> _Steps:
         accumulate=1,
         accuracy=None,
     )
-    return _Steps(context, model, step, state.average)
+    return TrialSteps(context, model, step, state.average)
 
 
 class _StepMemory:

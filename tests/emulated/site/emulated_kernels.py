@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from emulated_batch_norm import SUBSTITUTES
+from emulated_attention import SUBSTITUTES as ATTENTION
+from emulated_batch_norm import SUBSTITUTES as BATCH_NORM
 from torch import Tensor
 
+SUBSTITUTES = {**ATTENTION, **BATCH_NORM}
 LAYOUT = {
     *("empty.memory_format", "empty_strided", "as_strided", "view", "view.dtype", "_reshape_alias", "resize_"),
     *("unfold", "record_stream", "is_pinned", "_pin_memory", "_local_scalar_dense", "view_as_real", "view_as_complex"),

@@ -30,6 +30,7 @@ def quoted_plan(gpu: str, ranks: int, hours: float, cost: float | None = None, *
         "data_images_per_s": 1000.0 * ranks,
         "waits_for_data": False,
         "memory_bytes": 4e9,
+        "largest_micro_batch": 256,
         "fits": True,
         "cost": None if cost is None else interval(cost),
     }

@@ -107,6 +107,7 @@ def build_plan(
         waits_for_data=needed > conditions.loader_rate,
         memory_bytes=quote.memory_bytes,
         fits=quote.fits,
+        largest_micro_batch=quote.largest_micro_batch,
         cost=None if offer.per_gpu_hour is None else _scale(time, plan.world_size * offer.per_gpu_hour),
     )
 

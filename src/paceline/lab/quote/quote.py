@@ -11,6 +11,7 @@ from torch import nn
 from paceline.core.errors import RecipeError
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
+from paceline.lab.quote.memory import CONTEXT_BYTES, MemoryCounter, usable_bytes
 from paceline.lab.quote.step_model import (
     Constants,
     KernelTable,
@@ -29,10 +30,6 @@ from paceline.recipe.schema import Recipe
 
 _HALF: Final[Mapping[str, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _GRADIENT_BYTES: Final = 4
-_STATE_BYTES: Final[Mapping[str, int]] = {"sgd": 4}
-"""Bytes of an optimizer's state per parameter; 8 for others."""
-_CONTEXT_BYTES: Final = 600e6
-"""Memory of the CUDA context and the libraries' workspaces: from memory, not measured."""
 _BACKWARD_SHARE: Final = 2 / 3
 _FITTED_GPU: Final = "NVIDIA GeForce RTX 3090"
 
@@ -54,7 +51,10 @@ class Interval:
 class Quote:
     """A quote for `ranks` GPUs of a kind: `memory_bytes` of a GPU, and what the whole run takes.
 
-    `cost` is None without a price. `fits` is whether the memory is enough.
+    `memory_bytes` are those of tensors at the peak of a step, of which `memory_parts` says what they are for;
+    `unused_bytes` are parts of the allocator's segments, and `context_bytes` is what CUDA and its libraries take.
+    `fits` is whether the GPU has enough, and `largest_micro_batch` the images per rank and pass with which it would
+    be just enough. `cost` is None without a price.
     """
 
     gpu: str
@@ -62,8 +62,12 @@ class Quote:
     rank_batch: int
     images_per_s: Interval
     hours: Interval
-    memory_bytes: float
+    memory_bytes: int
+    memory_parts: dict[str, int]
+    unused_bytes: int
+    context_bytes: int
     fits: bool
+    largest_micro_batch: int
     cost: Interval | None
 
 
@@ -111,11 +115,11 @@ def quote(
     network: NetworkModel,
     ranks_per_node: int,
     price: float | None,
+    memory: MemoryCounter,
 ) -> Quote:
     """Return the quote for the training steps of `plan`; evaluation, start-up and checkpoints are left out."""
     layout: Layout = "nchw" if recipe.model.memory_format == "contiguous" else "nhwc"
     number_format = find_number_format(recipe.train.precision, gpu)
-    optimizer = "sgd" if recipe.optim.name in _STATE_BYTES else "adamw"
     num_micro_batches = plan.rank_batch // plan.micro_batch
     update_table = KernelTable.build(list_update_kernels(step, recipe))
     update = predict_time(update_table, 1, gpu, number_format, layout, constants)
@@ -138,16 +142,20 @@ def quote(
         plan.batch_size / (alone_s * math.exp(low) + exposed_s(network.with_bandwidth("high"))),
     )
     hours = _count_hours(plan, images_per_s)
-    has_buckets = plan.world_size > 1 and not recipe.parallel.bucket_view
-    memory = estimate_memory(step, plan, optimizer, number_format, has_buckets=has_buckets)
+    needed = memory.count(plan, number_format, plan.micro_batch)
+    usable = usable_bytes(gpu.memory_gb)
     return Quote(
         gpu=gpu_name,
         ranks=plan.world_size,
         rank_batch=plan.rank_batch,
         images_per_s=images_per_s,
         hours=hours,
-        memory_bytes=memory,
-        fits=memory <= gpu.memory_gb * 2**30,
+        memory_bytes=needed.allocated_bytes,
+        memory_parts=needed.parts,
+        unused_bytes=needed.reserved_bytes - needed.allocated_bytes,
+        context_bytes=CONTEXT_BYTES,
+        fits=needed.allocated_bytes <= usable,
+        largest_micro_batch=memory.find_largest_micro_batch(plan, number_format, usable),
         cost=None if price is None else hours.scale(plan.world_size * price),
     )
 
@@ -160,16 +168,3 @@ def _count_hours(plan: Plan, images_per_s: Interval) -> Interval:
     )
     images = steps * plan.batch_size / 3600
     return Interval(images / images_per_s.value, images / images_per_s.high, images / images_per_s.low)
-
-
-def estimate_memory(step: StepKernels, plan: Plan, optimizer: str, number_format: str, *, has_buckets: bool) -> float:
-    """Return the bytes that a GPU needs, with an error of perhaps a fifth: it was compared with no measurement.
-
-    Weights, gradients, optimizer, buckets of gradients if these are no views into them, weights in 16 bits, what
-    backward needs of forward, and the operands of the largest kernel of backward.
-    """
-    per_param = 4 + _GRADIENT_BYTES + _STATE_BYTES.get(optimizer, 8)
-    per_param += _GRADIENT_BYTES if has_buckets else 0
-    per_param += 2 if number_format in _HALF else 0
-    largest = max((kernel.num_bytes for kernel in step.backward), default=0.0)
-    return per_param * step.params + plan.micro_batch * (step.saved_bytes + largest) + _CONTEXT_BYTES

@@ -34,7 +34,20 @@ def derive(ranks: int = 1, *overrides: str) -> Plan:
 
 def make_quote(plan: Plan, rate: float = RATE) -> Quote:
     speed = Interval(value=rate, low=0.8 * rate, high=1.25 * rate)
-    return Quote("made", plan.world_size, plan.rank_batch, speed, speed, 1e9, fits=True, cost=None)
+    return Quote(
+        gpu="made",
+        ranks=plan.world_size,
+        rank_batch=plan.rank_batch,
+        images_per_s=speed,
+        hours=speed,
+        memory_bytes=10**9,
+        memory_parts={},
+        unused_bytes=0,
+        context_bytes=0,
+        fits=True,
+        largest_micro_batch=256,
+        cost=None,
+    )
 
 
 def build(plan: Plan, conditions: Conditions = Conditions(8), offer: Offer = Offer(), rate: float = RATE):  # noqa: B008

@@ -1,0 +1,330 @@
+"""Count the GPU memory of a training step without a GPU: the run's own step on the meta device, storage by storage.
+
+What is counted is what `torch.cuda.max_memory_allocated` and `max_memory_reserved` report.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from paceline.core.dataset import DatasetInfo, Datasets, Sample
+from paceline.core.errors import RecipeError
+from paceline.core.world import World
+from paceline.data.batch import Batch, batch_dtype
+from paceline.data.loaders.choose import LoaderChoice
+from paceline.data.sampler import ShuffleSampler
+from paceline.measure.caching_allocator import CachingAllocator
+from paceline.measure.clock import NullClock
+from paceline.measure.memory import DEVICE_SHARE, StorageCounter
+from paceline.models.meta_gpu import MetaGpu
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.augment import CutMix, MixUp
+from paceline.recipe.schema.optim import Adam, Sgd
+from paceline.recipe.schema.train import CrossEntropyLoss, Train
+from paceline.training.batch_fit import TrialSteps, build_trial_steps
+from paceline.training.context import RunContext
+from paceline.training.precision import Precision, build_precision
+from paceline.training.trainer import EagerStep
+
+aten = torch.ops.aten
+_META: Final = torch.device("meta")
+CONTEXT_BYTES: Final = 600_000_000
+"""CUDA context, kernels and workspaces of the libraries. An assumption: no GPU was measured."""
+_FUSED: Final = (aten._fused_sgd_, aten._fused_adam_, aten._fused_adamw_)
+_PHASES: Final = {"h2d": "input", "device_augment": "input", "forward": "activations", "loss": "activations"}
+_MAX_COUNTS: Final = 4
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The allocated bytes at the peak of a step with micro-batches of `micro_batch` images.
+
+    `reserved_bytes` has the unused parts of the allocator's segments too. `parts` are `weights` with buffers,
+    `gradients`, `optimizer`, `other` (weight averages, saved buffers, DDP's buckets), `input`, `activations` (all that
+    forward creates), and `temporaries` of backward and the optimizer.
+    """
+
+    micro_batch: int
+    allocated_bytes: int
+    reserved_bytes: int
+    parts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _NoImages:
+    """A split of which only the description is known."""
+
+    info: DatasetInfo
+
+    def __len__(self) -> int:
+        return self.info.num_images
+
+    def read(self, index: int) -> Sample:
+        raise AssertionError("no step reads images")
+
+    def name_of(self, index: int) -> str:
+        return f"{self.info.name}[{index}]"
+
+
+class _MetaKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Skip fused optimizers, which the meta device lacks, and create the results of batch norms at once.
+
+    For batch norms the meta device runs a formula of many operations, which takes most of the time of counting.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        if packet in _FUSED:
+            return None
+        if packet is aten.native_batch_norm:
+            images = args[0]
+            statistics = (images.new_empty(images.shape[1], dtype=torch.float32) for _ in range(2))
+            return torch.empty_like(images), *statistics
+        if packet is aten.native_batch_norm_backward:
+            images, weight, is_requested = args[1], args[2], args[9]
+            sources = images, weight, weight
+            pairs = zip(sources, is_requested, strict=True)
+            return tuple(torch.empty_like(each) if is_wanted else None for each, is_wanted in pairs)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class _MetaPrecision(Precision):  # torch.autocast has no meta device, so the two contexts of a step differ
+    gpu: MetaGpu | None = None
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context of the forward pass."""
+        assert self.gpu is not None
+        return self.gpu.autocast(self.autocast_dtype)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients; checkpointed blocks repeat their forward pass under autocast."""
+        assert self.gpu is not None
+        with self.gpu.repeating(self.autocast_dtype):
+            super().backward(loss)
+
+
+class _KindClock(NullClock):  # type: ignore[misc]  # a step tells its stages to a clock, and nobody else
+    def __init__(self, counter: StorageCounter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Name the storages of a stage."""
+        self._counter.kind = _PHASES.get(name, "temporaries")
+        self._counter.stream = int(name == "h2d")  # copies have a stream of their own
+        yield
+        self._counter.kind, self._counter.stream = "temporaries", 0
+
+
+def count_step_memory(
+    recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, number_format: str, micro_batch: int
+) -> StepMemory:
+    """Count the memory of a step without a compiler, after the first step, which creates the optimizer's state.
+
+    `number_format` is that of `find_number_format`. A step of several micro-batches is counted with two of them.
+    """
+    allocator = CachingAllocator()
+    gpu, counter = MetaGpu(), StorageCounter(allocator, device_type="meta")
+    precision = _build_precision(recipe.train, number_format, gpu)
+    num_micro_batches = min(2, plan.rank_batch // plan.micro_batch)
+    has_ddp = plan.world_size > 1 and recipe.parallel.strategy == "ddp"
+    with torch.random.fork_rng(devices=[]), gpu, _MetaKernels(), counter:  # type: ignore[no-untyped-call]
+        counter.kind = "other"
+        steps = _build_steps(recipe, plan, train, val, precision)
+        step = replace(steps.step, clock=_KindClock(counter), accumulate=num_micro_batches)
+        _run_steps(recipe, steps, step, counter, num_micro_batches * micro_batch, has_ddp=has_ddp)
+    parts = {kind: num_bytes for kind, num_bytes in sorted(counter.parts_at_peak.items()) if num_bytes}
+    return StepMemory(micro_batch, counter.peak, allocator.reserved, parts)
+
+
+def _run_steps(
+    recipe: Recipe, steps: TrialSteps, step: EagerStep, counter: StorageCounter, images: int, *, has_ddp: bool
+) -> None:
+    """Run two steps, the second with the optimizer's state of the first, and count the peak of the second."""
+    counter.set_kind(_list_weights(steps.model, step.precision), "weights")
+    for parameter in steps.model.parameters():
+        if parameter.requires_grad:
+            hook = lambda each: counter.set_kind([each.grad], "gradients")  # noqa: E731
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    batch, update, has_views = _make_batch(steps, images), step.update, has_ddp and recipe.parallel.bucket_view
+    buckets: list[Tensor] = []
+    for number in range(2):
+        counter.reset_peak()
+        step.forward_backward(batch)
+        update.prepare_gradients()
+        if number == 0 and _is_fused(recipe):
+            _fuse(update.optimizer)
+        update.step_optimizer()
+        if steps.average:
+            steps.average.update(number)
+        if number == 0:
+            counter.set_kind(_list_state(update.optimizer), "optimizer")
+            if has_ddp and not has_views:
+                counter.kind = "other"
+                buckets = [torch.empty_like(each.grad) for each in steps.model.parameters() if each.grad is not None]
+        if not has_views:  # views of DDP's buckets take their memory from step to step
+            update.optimizer.zero_grad(set_to_none=True)
+    del buckets
+
+
+class MemoryCounter:
+    """Count the memory of steps of a recipe on images like those of `train` and `val`, each kind of step once."""
+
+    def __init__(self, recipe: Recipe, train: DatasetInfo, val: DatasetInfo) -> None:
+        self._recipe, self._train, self._val = recipe, train, val
+        self._counted: dict[tuple[str, bool, bool], dict[int, StepMemory]] = {}
+
+    def count(self, plan: Plan, number_format: str, micro_batch: int) -> StepMemory:
+        """Count a step of `plan` with other micro-batches. Raise `RecipeError` if the model cannot be counted."""
+        points = self._points(plan, number_format)
+        if micro_batch not in points:
+            try:
+                points[micro_batch] = count_step_memory(
+                    self._recipe, plan, self._train, self._val, number_format, micro_batch
+                )
+            except (NotImplementedError, RuntimeError, AssertionError) as error:
+                reason = " ".join(str(error).split())[:200]
+                raise RecipeError(
+                    f"model.name: the memory of {self._recipe.model.name} cannot be counted: {reason} (quote another)"
+                ) from None
+        return points[micro_batch]
+
+    def find_largest_micro_batch(self, plan: Plan, number_format: str, allowed: float) -> int:
+        """Return the largest micro-batch of which a step takes at most `allowed` bytes; 0 if none does."""
+        unit = 2 if any(isinstance(each, MixUp | CutMix) for each in self._recipe.data.augment) else 1
+
+        def count(units: int) -> int:
+            return self.count(plan, number_format, units * unit).allocated_bytes
+
+        known = (images // unit for images in self._points(plan, number_format) if images % unit == 0)
+        return unit * find_largest(count, allowed, [*known] or [max(1, plan.micro_batch // unit)])
+
+    def _points(self, plan: Plan, number_format: str) -> dict[int, StepMemory]:
+        is_split = plan.micro_batch < plan.rank_batch
+        return self._counted.setdefault((number_format, plan.world_size > 1, is_split), {})
+
+
+def find_largest(count: Callable[[int], int], allowed: float, known: list[int]) -> int:
+    """Return the largest number of which `count(number)` is `allowed`, which a last call confirms; 0 if 1 is too many.
+
+    Beyond small numbers the memory grows along a line, of which two of the `known` numbers are points.
+    """
+    points = {number: count(number) for number in known}
+    if len(points) == 1:
+        number = known[0]
+        other = max(1, number // 2) if points[number] > allowed and number > 1 else 2 * number
+        points[other] = count(other)
+    for _ in range(_MAX_COUNTS):
+        guess = _follow_line(points, allowed)
+        if guess in points:
+            break
+        points[guess] = count(guess)
+    return max((number for number, needed in points.items() if needed <= allowed), default=0)
+
+
+def _follow_line(points: dict[int, int], allowed: float) -> int:
+    """Return where the line through the two points around `allowed`, or those next to it, reaches it; at least 1."""
+    ordered = sorted(points.items())
+    above = next((at for at, (_, needed) in enumerate(ordered) if needed > allowed), len(ordered) - 1)
+    (first, first_bytes), (second, second_bytes) = ordered[max(0, above - 1)], ordered[max(1, above)]
+    slope = (second_bytes - first_bytes) / (second - first)
+    if slope <= 0:  # other memory than that of the images is the peak
+        return 2 * second
+    return max(1, math.floor(first + (allowed - first_bytes) / slope))
+
+
+def usable_bytes(memory_gb: float) -> float:
+    """Return the bytes of a GPU that tensors may take, as `train.accumulate=auto` allows on a GPU that is there."""
+    return DEVICE_SHARE * (memory_gb * 2**30 - CONTEXT_BYTES)
+
+
+def _build_precision(section: Train, number_format: str, gpu: MetaGpu) -> _MetaPrecision:
+    _, _, scheme = section.precision.partition("_")
+    is_half = number_format in ("fp16", "bf16")
+    name: Any = f"{number_format}_{scheme}" if is_half and scheme else number_format
+    found = build_precision(name, torch.device("cuda"))
+    return _MetaPrecision("meta", found.dtype, found.autocast_dtype, found.master, found.scaler, gpu)
+
+
+def _build_steps(
+    recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, precision: _MetaPrecision
+) -> TrialSteps:
+    optim = recipe.optim.model_copy(update={"implementation": "loop"}) if _is_fused(recipe) else recipe.optim
+    recipe = recipe.model_copy(
+        update={
+            "optim": optim,
+            # Other losses take a few numbers per class and image, and class weights need the labels.
+            "train": recipe.train.model_copy(update={"loss": CrossEntropyLoss(), "class_weights": "off"}),
+            "data": recipe.data.model_copy(update={"augment_on": "device"}),
+            "model": recipe.model.model_copy(
+                update={"norm": "batch"} if recipe.model.norm == "sync_batch" else {}  # which needs other ranks
+            ),
+        }
+    )
+    is_contiguous = recipe.model.memory_format == "contiguous"
+    with contextlib.ExitStack() as stack:
+        context = RunContext(
+            recipe,
+            World.single(),
+            _META,
+            Datasets(*(_NoImages(_with_statistics(each)) for each in (train, val))),
+            plan,
+            ShuffleSampler(),
+            LoaderChoice("processes", 0),
+            stack,
+            torch.contiguous_format if is_contiguous else torch.channels_last,
+        )
+        with _META:
+            model = context.create_model(precision, is_new=False)
+        return build_trial_steps(context, precision, model)
+
+
+def _is_fused(recipe: Recipe) -> bool:
+    return isinstance(recipe.optim, Sgd | Adam) and recipe.optim.implementation in ("auto", "fused")
+
+
+def _fuse(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer run fused on the meta device, on which torch builds no fused one, before its first step."""
+    optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+        if isinstance(optimizer, torch.optim.Adam):  # which checks the device when it creates its state
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    averages = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                    optimizer.state[parameter] = {"step": torch.zeros((), device=_META), **averages}
+
+
+def _with_statistics(info: DatasetInfo) -> DatasetInfo:
+    """Return `info` with any mean and standard deviation, which data that is not here lacks."""
+    return replace(info, mean=info.mean or (0.5,) * info.channels, std=info.std or (0.5,) * info.channels)
+
+
+def _make_batch(steps: TrialSteps, images: int) -> Batch:
+    """Return a batch on the host, whose memory is never touched."""
+    plan, transforms = steps.context.plan, steps.step.transforms
+    side = max(side for _, side in plan.train_sizes)
+    num_draws = sum(each.num_draws for each in transforms.augments)
+    num_draws += transforms.mix.num_draws if transforms.mix else 0
+    pixels = torch.empty(images, plan.channels, side, side, dtype=batch_dtype(steps.step.transfer.pixels))
+    draws = torch.empty(images, num_draws, dtype=torch.float64)
+    return Batch(pixels, torch.empty(images, dtype=torch.int64), np.arange(images), draws)
+
+
+def _list_weights(model: nn.Module, precision: Precision) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers(), *precision.tensors().values()]
+
+
+def _list_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    values = (value for state in optimizer.state.values() for value in state.values())
+    return [value for value in values if isinstance(value, Tensor)]

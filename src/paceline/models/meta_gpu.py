@@ -1,0 +1,184 @@
+"""Run a model on the meta device by the operations that a GPU would run: autocast, fused dropout, fused attention.
+
+The meta device computes shapes and nothing else, and `torch.autocast` ignores it. Operations that GPUs have and other
+devices lack save other tensors for backward, such as dropout's mask of one byte instead of four.
+"""
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from paceline.models.flops import FULL_PRECISION, LOW_PRECISION
+
+aten = torch.ops.aten
+_TO_FLOAT32_OUTPUT = ("sum", "prod", "cumsum", "cumprod")
+"""Functions that read 16 bits under autocast, and of which only the result is in float32."""
+_MULTI_HEAD_ATTENTION = "multi_head_attention_forward"
+
+
+class MetaGpu(TorchFunctionMode):
+    """While active, functions on meta tensors run as on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dtype: torch.dtype | None = None
+        self._cache: dict[int, tuple[Tensor, Tensor]] | None = None
+        # Python functions hand themselves to the mode as a whole; these copies do not, so their operations are seen.
+        self._attend = _copy_without_override(functional.multi_head_attention_forward)
+        self._run_backward = _copy_without_override(torch.autograd.backward)
+
+    @contextlib.contextmanager
+    def autocast(self, dtype: torch.dtype | None) -> Iterator[None]:
+        """Cast as `torch.autocast("cuda", dtype)` does, and keep the cast weights until the end; None casts nothing."""
+        with self._casting(dtype, {}):
+            yield
+
+    @contextlib.contextmanager
+    def repeating(self, dtype: torch.dtype | None) -> Iterator[None]:
+        """Cast likewise in backward, where checkpointed blocks repeat their forward pass."""
+        # torch empties its cache at the end of each block, so that hardly anything is cast once for several uses.
+        with self._casting(dtype, None):
+            yield
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func` as on a GPU."""
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if func is Tensor.backward:
+            with self:
+                return _call_backward(*args, **kwargs)
+        if (
+            func is torch.autograd.backward
+        ):  # the mode is off within a function, and checkpointed blocks run in this one
+            with self:
+                return self._run_backward(*args, **kwargs)
+        if name == _MULTI_HEAD_ATTENTION:
+            with self:
+                return self._attend(*args, **kwargs)
+        if self._dtype is not None:
+            args, kwargs = self._cast_arguments(name, args, kwargs)
+        if (
+            name in ("softmax", "log_softmax")
+            and self._dtype is not None
+            and (found := _fuse_softmax(name, args, kwargs))
+        ):
+            return found[0]
+        if name == "one_hot":  # which elsewhere than on a GPU reads the largest class
+            return _one_hot(*args, **kwargs)
+        if name == "dropout" and (found := _fuse_dropout(*args, **kwargs)):
+            return found[0]
+        if name == "scaled_dot_product_attention" and (found := _fuse_attention(*args, **kwargs)):
+            return found[0]
+        return func(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _casting(self, dtype: torch.dtype | None, cache: dict[int, tuple[Tensor, Tensor]] | None) -> Iterator[None]:
+        before = self._dtype, self._cache
+        self._dtype, self._cache = dtype, cache
+        try:
+            yield
+        finally:
+            self._dtype, self._cache = before
+
+    def _cast_arguments(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        assert self._dtype is not None
+        if name in LOW_PRECISION:
+            cast: tuple[Any, Any] = tree_map(self._to_16_bits, (args, kwargs))
+            return cast
+        if name in ("softmax", "log_softmax"):
+            return args, kwargs
+        if name in _TO_FLOAT32_OUTPUT:
+            is_half = isinstance(args[0], Tensor) and args[0].dtype.itemsize == 2 and args[0].is_floating_point()
+            return args, {**kwargs, "dtype": torch.float32} if is_half and kwargs.get("dtype") is None else kwargs
+        if name in FULL_PRECISION:
+            wide: tuple[Any, Any] = tree_map(_to_float32, (args, kwargs))
+            return wide
+        return args, kwargs
+
+    def _to_16_bits(self, value: Any) -> Any:
+        assert self._dtype is not None
+        if not (isinstance(value, Tensor) and value.is_floating_point() and value.dtype != self._dtype):
+            return value
+        if value.dtype == torch.float64:
+            return value
+        # As torch: only weights are kept, and not views of them.
+        is_kept = value.dtype == torch.float32 and value.requires_grad and value.is_leaf and not value._is_view()
+        if not is_kept or self._cache is None:
+            return value.to(self._dtype)
+        if id(value) not in self._cache:
+            self._cache[id(value)] = value, value.to(self._dtype)
+        return self._cache[id(value)][1]
+
+
+def _copy_without_override(function: Callable[..., Any]) -> Callable[..., Any]:
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    copied = types.FunctionType(function.__code__, names, argdefs=function.__defaults__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+def _call_backward(tensor: Tensor, gradient: Tensor | None = None, **options: Any) -> None:
+    torch.autograd.backward(tensor, gradient, **options)
+
+
+def _to_float32(value: Any) -> Any:
+    is_half = isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize == 2
+    return value.float() if is_half else value
+
+
+def _fuse_softmax(name: str, args: Any, kwargs: Any) -> tuple[Tensor] | None:
+    """Return the float32 softmax of 16 bits, which one kernel of a GPU computes; None if it is another one."""
+    values, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if not (isinstance(values, Tensor) and values.is_floating_point() and values.dtype.itemsize == 2) or dim is None:
+        return None
+    if kwargs.get("dtype") is not None:
+        return None
+    # float16 to float32 is one kernel; other formats are converted before.
+    if values.dtype == torch.float16:
+        return ((aten._softmax if name == "softmax" else aten._log_softmax)(values, dim, True),)
+    return ((torch.softmax if name == "softmax" else torch.log_softmax)(values.float(), dim),)
+
+
+def _one_hot(classes: Tensor, num_classes: int) -> Tensor:
+    return classes.new_zeros(*classes.shape, num_classes).scatter_(-1, classes[..., None], 1)
+
+
+def _fuse_dropout(
+    values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None
+) -> tuple[Tensor] | None:
+    """Return the output of the kernel that GPUs have for dropout; None where they have none."""
+    training = training if train is None else train
+    if not training or inplace or not 0 < p < 1:
+        return None
+    return (torch.native_dropout(values, p, True)[0],)
+
+
+def _fuse_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor] | None:
+    """Return the output of the fused kernel; None for what torch computes by products and a softmax."""
+    if query.dim() != 4 or enable_gqa or (attn_mask is not None and attn_mask.requires_grad):
+        return None
+    bias = attn_mask
+    if bias is not None and bias.dtype == torch.bool:
+        bias = torch.zeros_like(bias, dtype=query.dtype)
+    if bias is not None:
+        bias = bias.to(query.dtype).expand(*query.shape[:2], query.shape[2], key.shape[2])
+    saves = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    out: Tensor = aten._scaled_dot_product_efficient_attention(
+        query, key, value, bias, saves, dropout_p, is_causal, scale=scale
+    )[0]
+    return (out,)
