@@ -248,7 +248,7 @@ class Counted:
             )
             for part in ("forward", "backward")
         )
-        step = StepKernels(values["params"], values["tensors"], forward, backward, values["saved_bytes"])
+        step = StepKernels(values["params"], values["tensors"], forward, backward)
         return cls(values["family"], step)
 
 
@@ -283,7 +283,6 @@ def count_network(task: tuple[str, str, int]) -> dict[str, Any]:
         "family": type(model).__module__.rpartition(".")[2],
         "params": step.params,
         "tensors": step.tensors,
-        "saved_bytes": step.saved_bytes,
         "forward": _merge(step.forward),
         "backward": _merge(step.backward),
     }

@@ -4,7 +4,6 @@
 of each operation as torch runs it without a compiler, under autocast or not.
 """
 
-import contextlib
 import copy
 import math
 from collections.abc import Iterator
@@ -136,14 +135,13 @@ class Kernel(NamedTuple):
 class StepKernels:
     """Kernels of the `forward` and the `backward` pass, in order; `backward` is empty for inference.
 
-    `params` are numbers in `tensors` parameters, and `saved_bytes` what backward needs of forward per image.
+    `params` are numbers in `tensors` parameters.
     """
 
     params: int
     tensors: int
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    saved_bytes: float
 
 
 @dataclass(frozen=True)
@@ -202,12 +200,8 @@ def count_kernels(
     """
     on_meta = _copy_to_meta(model).train(training)
     record = _record_training if training else _record_inference
-    runs = []
-    saved: list[int] = []
-    for images in _two_batches(channels, height, width):
-        with _count_saved_bytes(on_meta) as storages, _Autocast(autocast, fused_attention=fused_attention):
-            runs.append(record(on_meta, images))
-        saved.append(sum(storages.values()))
+    with _Autocast(autocast, fused_attention=fused_attention):
+        runs = [record(on_meta, images) for images in _two_batches(channels, height, width)]
     forward, backward = (
         tuple(kernel for a, b in _pair(*each) if (kernel := _per_image(a, b))[1:4] != (0, 0, 0))
         for each in zip(*runs, strict=True)
@@ -218,7 +212,6 @@ def count_kernels(
         tensors=len(parameters),
         forward=forward,
         backward=backward,
-        saved_bytes=saved[1] - saved[0],
     )
 
 
@@ -281,25 +274,6 @@ def _record_inference(model: nn.Module, images: Tensor) -> tuple[list[_Recorded]
     with torch.no_grad(), _KernelRecorder() as forward:
         model(images)
     return forward.kernels, []
-
-
-@contextlib.contextmanager
-def _count_saved_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Count the bytes of the storages that autograd keeps for backward, without parameters and buffers."""
-    own = {each.untyped_storage()._cdata for each in (*model.parameters(), *model.buffers())}
-    kept: list[Tensor] = []  # a freed storage's address might be reused
-    found: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        alias = tensor.detach()  # an output itself would hold its own graph, which would never be freed
-        if storage._cdata not in own:
-            kept.append(alias)
-            found[storage._cdata] = storage.nbytes()
-        return alias
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield found
 
 
 class _Autocast(TorchFunctionMode):

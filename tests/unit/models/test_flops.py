@@ -227,21 +227,11 @@ def test_fused_attention_moves_no_scores(network: type[nn.Module], channels: int
     assert sum(each.kind == "attention" for each in fused.forward) == 1
     assert sum(each.kind == "attention" for each in apart.forward) == 2
     assert sum(each.flops for each in fused.forward) == sum(each.flops for each in apart.forward)
-    assert fused.saved_bytes < apart.saved_bytes
 
 
 def test_inference_has_no_backward_and_reads_each_norm_once() -> None:
     step = count_kernels(Residual().train(), 3, 4, 4, training=False)
 
     assert step.backward == ()
-    assert step.saved_bytes == 0
     (norm,) = (each for each in step.forward if each.kind == "batch_norm")
     assert norm.num_bytes == 4 * 2 * 8 * 16
-
-
-def test_what_backward_needs_is_counted_once() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2))
-
-    step = count_kernels(model, 1, 2, 2)
-
-    assert step.saved_bytes == 4 * (4 + 8)  # the image, and the output of ReLU, which the last layer reads too

@@ -42,7 +42,7 @@ def test_the_chosen_plan_is_first_and_what_does_not_fit_is_last(quoted) -> None:
     names = [(row[0].text, row[0].note) for row in table.rows]
     assert names[0][1] == "spot" and names[-1][0] == "1 x v100"
     assert names[1:3] == [("8 x t4", ""), ("1 x t4", "")]  # likely in time, of one cost
-    assert "too much" in table.rows[-1][-1].note and "waits for data" in table.rows[0][-2].note
+    assert "too much" in table.rows[-1][-2].note and "waits for data" in table.rows[0][-3].note
     assert [column.title for column in table.columns][3:5] == ["within 24 h", "for USD 14"]
     assert [cell.text for cell in table.rows[1][3:5]] == ["likely", "yes"]
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
-from torch import nn
 
 from paceline.core.errors import RecipeError
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
@@ -77,19 +76,14 @@ def count_step(recipe: Recipe, plan: Plan, precision: str) -> StepKernels:
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             model = build_model(recipe.model, **sizes)
-        step = _count_model(model, plan, precision)
         if recipe.model.checkpoint_activations:
             checkpoint_activations(recipe.model, model)
-            # The bytes of checkpointed blocks are not those that autograd saves, so those without stand in for them.
-            step = replace(_count_model(model, plan, precision), saved_bytes=step.saved_bytes)
-        return step
+        return count_kernels(
+            model, plan.channels, plan.image_size, plan.image_size, autocast=_HALF.get(precision, None)
+        )
     except (NotImplementedError, RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RecipeError(f"model.name: {recipe.model.name} cannot be counted: {reason} (quote another)") from None
-
-
-def _count_model(model: nn.Module, plan: Plan, precision: str) -> StepKernels:
-    return count_kernels(model, plan.channels, plan.image_size, plan.image_size, autocast=_HALF.get(precision))
 
 
 def find_number_format(precision: str, gpu: Gpu) -> str:

@@ -91,7 +91,7 @@ def test_the_constants_of_the_package_are_of_all_classes_and_plausible() -> None
 
 
 def test_a_step_has_the_optimizer_and_a_faster_gpu_is_faster() -> None:
-    step = StepKernels(10**6, 10, (Kernel("product", 1e9, 1e6, 0.0, (64, 64)),), (), 0.0)
+    step = StepKernels(10**6, 10, (Kernel("product", 1e9, 1e6, 0.0, (64, 64)),), ())
     with_update, without = build_step_table(step, list_optimizer_kernels(step, "sgd", "loop")), build_step_table(step)
     constants = read_constants()["training"]
 

@@ -8,7 +8,7 @@ from paceline.lab.quote.update import list_optimizer_kernels, list_update_kernel
 from paceline.models.flops import Kernel, StepKernels
 from paceline.recipe.schema import Recipe
 
-STEP = StepKernels(10**6, 100, (), (), 0.0)
+STEP = StepKernels(10**6, 100, (), ())
 
 
 def update(train: dict | None = None, **sections: dict) -> list[Kernel]:
