@@ -187,6 +187,9 @@ def load_folder(section: Folder, *, skip_bad: bool = False) -> Datasets:
     else:
         val = _remap_labels(_scan_val_root(val_root, section, skip_bad=skip_bad), train)
         val = replace(val, notes=(*val.notes, *_note_missing_classes(val), *_note_unused_folders(section, val_root)))
+        if section.val_fraction != Folder.model_fields["val_fraction"].default:
+            note = f"data.source.val_fraction has no effect: the validation images are in {printable(val_root)}"
+            val = replace(val, notes=(*val.notes, note))
         if train_root.samefile(val_root):
             note = "validation reads the training images, so its accuracy does not measure generalization"
             val = replace(val, notes=(*val.notes, note))

@@ -41,6 +41,12 @@ def test_val_comes_before_test(make_images):
     assert val.info.notes == ("test/ is not used: validation reads val/",)
 
 
+def test_a_fraction_to_hold_out_has_no_effect_beside_validation_images(make_images):
+    root = make_images({"train/cat": 2, "val/cat": 1})
+    val = load_folder(Folder(root=str(root), val_fraction=0.3)).val
+    assert val.info.notes == (f"data.source.val_fraction has no effect: the validation images are in {root}/val",)
+
+
 def test_classes_without_validation_images_are_named(make_images):
     root = make_images({"train/cat": 2, "train/dog": 2, "train/eel": 2, "val/dog": 1, "val/eel": 1})
     assert load_folder(Folder(root=str(root))).val.info.notes == ("1 of 3 classes have no images: cat",)
