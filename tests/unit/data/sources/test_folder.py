@@ -42,7 +42,7 @@ def test_val_comes_before_test(make_images):
 
 
 def test_a_fraction_to_hold_out_has_no_effect_beside_validation_images(make_images):
-    root = make_images({"train/cat": 2, "val/cat": 1})
+    root = make_images({"train/cat": 2, "train/dog": 2, "val/cat": 1, "val/dog": 1})
     val = load_folder(Folder(root=str(root), val_fraction=0.3)).val
     assert val.info.notes == (f"data.source.val_fraction has no effect: the validation images are in {root}/val",)
 
