@@ -7,6 +7,8 @@ from paceline.core.statistics import Interval
 
 Pricing = Literal["", "on demand", "spot"]
 Verdict = Literal["", "yes", "likely", "unlikely", "no"]
+VERDICTS: Final[tuple[Verdict, ...]] = ("", "yes", "likely", "unlikely", "no")
+"""From the best to the worst; "" without a limit."""
 PARTS: Final = ("steps", "evaluation", "checkpoints", "failures")
 
 
@@ -15,10 +17,11 @@ class QuotedPlan(ResultModel):
 
     Intervals have 90 % confidence. `gpu` is its name in `--gpu`, `device` the one that torch reports. `image_size` is
     in pixels. `images_per_s` is what the GPUs and the data path give together. `hours` is the expected time of all
-    `parts`, which hold the hours of each at the most likely speed; it is infinite if failures leave no time to train.
+    `parts`, which hold the hours of each at the most likely speed; it is infinite if failures leave less than a hundredth of it to
+    train. `is_cut_short` says that `train.max_time` ends the run before its last step.
     `largest_micro_batch` is how many images of a rank fit into memory at once, 0 for none.
-    `data_images_per_s` is what the data path of a node must give so that no GPU waits, and `waits_for_data` says that
-    it does not. `ends_in_time` and `is_within_budget` are "" if no limit was set.
+    `data_images_per_s` is what the data path of a node must give so that no GPU waits in a training step, and
+    `waits_for_data` says that it does not; evaluations, which read faster, may wait. `ends_in_time` and `is_within_budget` are "" if no limit was set.
     """
 
     gpu: str
@@ -32,6 +35,7 @@ class QuotedPlan(ResultModel):
     images_per_s: Interval
     hours: Interval
     parts: dict[str, MeasuredFloat]
+    is_cut_short: bool = False
     data_images_per_s: float
     waits_for_data: bool
     memory_bytes: float
@@ -45,7 +49,7 @@ class QuotedPlan(ResultModel):
 class QuoteResult(ResultModel):
     """Quotes and plans for a recipe.
 
-    `work_hash` is `Recipe.work_hash`. `quotes` has the training steps of each GPU and number of ranks alone, `plans`
+    `work_hash` is `Recipe.work_hash`. `quotes` has speed and memory of a step on each GPU and number of ranks, `plans`
     whole runs. `chosen` is the index of the plan that `answer` names first, None if there is none. `assumptions` are
     facts by name; `by_hours` and `budget` the limits that were set.
     """

@@ -132,9 +132,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
         process.store.broadcast("opened", "yes")  # the other ranks write into the folder that rank 0 created
         process = replace(process, deadline=build_run_deadline(context, process, outputs))
         timer = RunTimer(state.trained_s, train_before_s=state.train_s)
-        outputs, timing = add_timing(
-            context, process, outputs, timer, state, is_averaged=training_state.average is not None
-        )
+        outputs, timing = add_timing(context, process, outputs, timer, state)
         process.progress.estimator = timing.estimator if timing else None
         with (
             contextlib.closing(outputs.writer) if outputs.writer else contextlib.nullcontext(),
