@@ -110,6 +110,8 @@ def quote(options: QuoteOptions) -> int:
         recipe=loaded.name,
         recipe_hash=recipe.hash,
         work_hash=recipe.work_hash,
+        work=recipe.work_values,
+        pauses=recipe.pause_values,
         constants=constants.source,
         notes=(*_NOTES, *_list_notes(recipe, counted, max(ranks)), *_list_time_notes(recipe, whole)),
         quotes=tuple(asdict(each) for each in quotes),

@@ -49,7 +49,7 @@ class QuotedPlan(ResultModel):
 class QuoteResult(ResultModel):
     """Quotes and plans for a recipe.
 
-    `work_hash` is `Recipe.work_hash`. `quotes` has speed and memory of a step on each GPU and number of ranks, `plans`
+    `work_hash`, `work` and `pauses` are `Recipe.work_hash`, `work_values` and `pause_values`. `quotes` has speed and memory of a step on each GPU and number of ranks, `plans`
     whole runs. `chosen` is the index of the plan that `answer` names first, None if there is none. `assumptions` are
     facts by name; `by_hours` and `budget` the limits that were set.
     """
@@ -57,6 +57,8 @@ class QuoteResult(ResultModel):
     recipe: str
     recipe_hash: str
     work_hash: str
+    work: dict[str, Any] = {}
+    pauses: dict[str, Any] = {}
     constants: str
     notes: tuple[str, ...]
     quotes: tuple[dict[str, Any], ...]
@@ -77,8 +79,8 @@ class QuoteTruth(ResultModel):
 
     `why` is a sentence on what could not be compared, "" if all was. `gpu` is the quote's GPU, "" without a quote for
     `device` and the run's `ranks`. `images_per_s` and `hours` are quoted, with 90 % intervals. `measured_images_per_s`
-    is that of the steady state, `measured_hours` of all processes without their first start-up, as the quote has none;
-    None for a run that did not train all of its steps.
+    is that of the steady state, `measured_hours` of all processes without the start-up of the first, which a quote has
+    not; None for a run that did not train all of its steps.
     """
 
     device: str

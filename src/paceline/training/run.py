@@ -98,7 +98,8 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         check_plugins(recipe)
         if world.is_main:
             require_sinks(recipe.log)
-            read_quote(recipe.log, rundir)  # before the data, as it may be missing
+            if not resume:
+                read_quote(recipe.log, rundir)  # before the data, as it may be missing
         binding = bind_rank(recipe.parallel, world)
         smallest = smallest_batch(recipe, world.world_size)
         read = partial(read_run_data, smallest)
@@ -184,8 +185,9 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 **({"telemetry_missing": telemetry.missing} if telemetry and telemetry.missing else {}),
             },
         )
-        if outputs.quote is not None:
-            truth = compare_with_quote(outputs.quote, context.recipe, context.plan, result)
+        if outputs.quote is not None and outputs.goodput is not None:
+            first_s = outputs.goodput.first_startup_s
+            truth = compare_with_quote(outputs.quote, context.recipe, context.plan, result, first_s)
             result = result.model_copy(update={"quote": truth})
         if outputs.goodput is not None:
             outputs.goodput.end(state.step, timer.elapsed_s, status)
