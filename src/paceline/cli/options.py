@@ -812,7 +812,12 @@ class QuoteOptions:
     ranks: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to estimate for.")] = "1,8"
     images: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Number of training images, if the data is not on this machine.", show_default="the data's"),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of training images, if the data is not on this machine.",
+            show_default="the data's",
+        ),
     ] = None
     classes: Annotated[
         int | None, typer.Option(min=2, metavar="N", help="Number of classes, with --images.", show_default="1000")

@@ -1,15 +1,38 @@
 """Result of `paceline quote`, and a quote compared with the run that it was for."""
 
+import math
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from paceline.core.json_file import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
+from paceline.core.units import duration
 
 Pricing = Literal["", "on demand", "spot"]
 Verdict = Literal["", "yes", "likely", "unlikely", "no"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("", "yes", "likely", "unlikely", "no")
 """From the best to the worst; "" without a limit."""
 PARTS: Final = ("steps", "evaluation", "checkpoints", "failures")
+
+
+def format_limits(by_hours: float | None, budget: float | None, currency: str) -> tuple[str, str]:
+    """Return the limits as `20 min` and `USD 15.05`, "" for one that is not set."""
+    time = "" if by_hours is None else duration(3600 * by_hours).removesuffix(" 00 s").removesuffix(" 00 min")
+    return time, "" if budget is None else f"{currency} {budget:,.12g}"
+
+
+def format_hours(hours: float) -> str:
+    """Return `9 h 05 min`, or `never` for infinite hours."""
+    return duration(3600 * hours) if math.isfinite(hours) else "never"
+
+
+def format_range(interval: Interval, write: Callable[[float], str]) -> str:
+    """Return `190 to 240`, `190 or more` without an upper bound, and "" without any."""
+    if interval.low is None or interval.high is None or not math.isfinite(interval.low):
+        return ""
+    if not math.isfinite(interval.high):
+        return f"{write(interval.low)} or more"
+    return f"{write(interval.low)} to {write(interval.high)}"
 
 
 class QuotedPlan(ResultModel):

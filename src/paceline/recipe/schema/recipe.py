@@ -293,9 +293,7 @@ class Recipe(Section):
                 values[section].pop(name, None)
             else:
                 del values[section]
-        return {
-            f"{section}.{name}": value for section, fields in values.items() for name, value in fields.items()
-        }
+        return {f"{section}.{name}": value for section, fields in values.items() for name, value in fields.items()}
 
     @property
     def pause_values(self) -> dict[str, Any]:
