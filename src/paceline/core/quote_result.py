@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
+from pydantic import Field
+
 from paceline.core.json_file import MeasuredFloat, ResultModel
 from paceline.core.statistics import Interval
 from paceline.core.units import duration
@@ -40,11 +42,12 @@ class QuotedPlan(ResultModel):
 
     Intervals have 90 % confidence. `gpu` is its name in `--gpu`, `device` the one that torch reports. `image_size` is
     in pixels. `images_per_s` is what the GPUs and the data path give together. `hours` is the expected time of all
-    `parts`, which hold the hours of each at the most likely speed; it is infinite if failures leave less than a hundredth of it to
-    train. `is_cut_short` says that `train.max_time` ends the run before its last step.
+    `parts`, which hold the hours of each at the most likely speed; it is infinite if failures leave less
+    than a hundredth of it to train. `is_cut_short` says that `train.max_time` ends the run before its last step.
     `largest_micro_batch` is how many images of a rank fit into memory at once, 0 for none.
     `data_images_per_s` is what the data path of a node must give so that no GPU waits in a training step, and
-    `waits_for_data` says that it does not; evaluations, which read faster, may wait. `ends_in_time` and `is_within_budget` are "" if no limit was set.
+    `waits_for_data` says that it does not; evaluations, which read faster, may wait. `ends_in_time` and
+    `is_within_budget` are "" if no limit was set.
     """
 
     gpu: str
@@ -72,16 +75,16 @@ class QuotedPlan(ResultModel):
 class QuoteResult(ResultModel):
     """Quotes and plans for a recipe.
 
-    `work_hash`, `work` and `pauses` are `Recipe.work_hash`, `work_values` and `pause_values`. `quotes` has speed and memory of a step on each GPU and number of ranks, `plans`
-    whole runs. `chosen` is the index of the plan that `answer` names first, None if there is none. `assumptions` are
+    `work_hash`, `work` and `pauses` are `Recipe.work_hash`, `work_values` and `pause_values`. `quotes`
+    has speed and memory of a step on each GPU and number of ranks, `plans` whole runs. `chosen` is the index of the plan that `answer` names first, None if there is none. `assumptions` are
     facts by name; `by_hours` and `budget` the limits that were set.
     """
 
     recipe: str
     recipe_hash: str
     work_hash: str
-    work: dict[str, Any] = {}
-    pauses: dict[str, Any] = {}
+    work: dict[str, Any] = Field({})
+    pauses: dict[str, Any] = Field({})
     constants: str
     notes: tuple[str, ...]
     quotes: tuple[dict[str, Any], ...]

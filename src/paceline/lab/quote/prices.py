@@ -9,7 +9,6 @@ from paceline.core.errors import RecipeError
 from paceline.lab.quote.gpu import read_checked
 from paceline.recipe.schema.base import Section
 
-
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -36,7 +35,7 @@ class Prices(Section):
 
 
 def read_prices(path: Path) -> Prices:
-    """Read a price file; names of GPUs are in lower case, except those of files. Raise `RecipeError` if it is invalid."""
+    """Read a price file; names of GPUs become lower case, except files. Raise `RecipeError` if it is invalid."""
     if not path.is_file():
         raise RecipeError(f"--prices: {path}: is not a file (write one with date, currency and per_gpu_hour)")
     prices, document = read_checked(path, Prices)

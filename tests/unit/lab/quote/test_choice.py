@@ -102,9 +102,10 @@ def test_limits_are_shown_as_they_were_set(plans) -> None:
 def test_an_interval_without_an_upper_bound_says_so(plan) -> None:
     open_ended = plan("t4", 1, 5.0, 200.0).model_copy(
         update={
-            "hours": Interval(value=5.0, low=4.0, high=math.inf), "cost": Interval(value=200.0, low=190.0, high=math.inf)
+            "hours": Interval(value=5.0, low=4.0, high=math.inf),
+            "cost": Interval(value=200.0, low=190.0, high=math.inf),
         }
-    )  # fmt: skip
+    )
     answer, _ = choose([open_ended])
     assert "(4 h 00 min or more)" in answer and "USD 200 (190 or more)" in answer
 
