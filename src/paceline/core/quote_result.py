@@ -75,8 +75,9 @@ class QuotedPlan(ResultModel):
 class QuoteResult(ResultModel):
     """Quotes and plans for a recipe.
 
-    `work_hash`, `work` and `pauses` are `Recipe.work_hash`, `work_values` and `pause_values`. `quotes`
-    has speed and memory of a step on each GPU and number of ranks, `plans` whole runs. `chosen` is the index of the plan that `answer` names first, None if there is none. `assumptions` are
+    `work_hash`, `work` and `pauses` are `Recipe.work_hash`, `work_values` and `pause_values`. `quotes` has speed and
+    memory of a step on each GPU and number of ranks, `plans` whole runs. `chosen` is the index of the plan that
+    `answer` names first, None if there is none. `assumptions` are
     facts by name; `by_hours` and `budget` the limits that were set.
     """
 
