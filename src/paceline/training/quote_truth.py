@@ -114,10 +114,10 @@ def _explain_other_time(quote: QuoteResult, found: QuotedPlan, recipe: Recipe, p
     return ""
 
 
-def _list_changes(quoted: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def _list_changes(quoted: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     """Return `model.width 0.5, here 1.0` for each setting that differs, of few."""
-    paths = [path for path in dict.fromkeys([*quoted, *here]) if quoted.get(path) != here.get(path)]
-    return join_few([f"{path} {quoted.get(path, 'unset')}, here {here.get(path, 'unset')}" for path in paths], "; ")
+    paths = [path for path in dict.fromkeys([*quoted, *own]) if quoted.get(path) != own.get(path)]
+    return join_few([f"{path} {quoted.get(path, 'unset')}, here {own.get(path, 'unset')}" for path in paths], "; ")
 
 
 def _find_device(result: RunResult) -> str:
