@@ -354,7 +354,7 @@ def predict_scaling(options: PredictScalingOptions) -> int:
 
 @_verb("paceline quote imagenet-resnet50-16ep --gpu a100,h100 --ranks 8 --images 1281167", panel=_SCALE)
 def quote(options: QuoteOptions) -> int:
-    """Quote speed, time, memory and cost of training on GPUs that are not here."""
+    """Estimate the speed, time, memory and cost of training on GPUs that this machine does not have."""
     from paceline.cli.quote import quote as work
 
     return work(options)

@@ -809,13 +809,18 @@ class QuoteOptions:
         str,
         typer.Option(metavar="NAME,NAME", help="GPUs such as a100, h100 or 4090, or .yaml files of their datasheets."),
     ] = "a100,h100"
-    ranks: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to quote for.")] = "1,8"
+    ranks: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to estimate for.")] = "1,8"
     images: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Training images, if the data is not here.", show_default="the data's"),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Number of training images, if the data is not on this machine.",
+            show_default="the data's",
+        ),
     ] = None
     classes: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Classes, with --images.", show_default="1000")
+        int | None, typer.Option(min=2, metavar="N", help="Number of classes, with --images.", show_default="1000")
     ] = None
     image_size: Annotated[
         int | None,
@@ -827,7 +832,7 @@ class QuoteOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML file with date, currency and per_gpu_hour, a price by GPU; spot has prices on spot.",
+            help="YAML file with the fields date, currency, per_gpu_hour (a price for each GPU) and, optionally, spot.",
         ),
     ] = None
     by: Annotated[
@@ -837,7 +842,7 @@ class QuoteOptions:
     budget: Annotated[
         float | None,
         typer.Option(
-            metavar="AMOUNT", help="Name the fastest plan that costs at most this, in the currency of prices."
+            metavar="AMOUNT", help="Name the fastest plan that costs at most this, in the currency of the price file."
         ),
     ] = None
     loader_rate: Annotated[

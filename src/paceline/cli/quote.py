@@ -14,7 +14,7 @@ from paceline.cli.scale_predict import RANKS_PER_NODE, parse_ranks
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.quote_result import QuotedPlan, QuoteResult
-from paceline.core.units import Duration, count, per_second, rough_duration, size
+from paceline.core.units import Duration, count, join_few, per_second, rough_duration, size
 from paceline.data.loaders.sampler import count_samples
 from paceline.data.sources.folds import build_run_datasets
 from paceline.lab.predict.network import INTRA_NODE_LINKS, NetworkModel, build_network
@@ -54,11 +54,12 @@ def quote(options: QuoteOptions) -> int:
     from paceline.lab.quote.choice import choose_plan
     from paceline.lab.quote.gpu import read_gpu
     from paceline.lab.quote.memory import MemoryCounter
-    from paceline.lab.quote.plans import build_plan, plan_saving, plan_work, with_verdicts
+    from paceline.lab.quote.plans import build_plan, plan_saving, with_verdicts
     from paceline.lab.quote.prices import read_prices
     from paceline.lab.quote.quote import count_step, find_number_format
     from paceline.lab.quote.quote import quote as quote_run
     from paceline.lab.quote.step_model import read_constants
+    from paceline.training.run_timing import build_planned_work
 
     check_out_format(options.out)
     loaded = with_weights_defaults(load(*split_recipe_args(options.args)))
@@ -75,19 +76,22 @@ def quote(options: QuoteOptions) -> int:
     on_node = options.ranks_per_node or RANKS_PER_NODE
     limits = _read_limits(options, prices)
     has_spot = any(offer.pricing == "spot" for each in offers.values() for offer in each)
-    conditions = _read_conditions(options, on_node, has_spot=has_spot)
+    conditions = _read_conditions(options, recipe, on_node, has_spot=has_spot)
     train, val = _read_infos(recipe.data, options)
     num_samples = count_samples(recipe.data, train.num_images)
     plans = [Plan.derive(recipe, each, train, val, num_samples) for each in ranks]
     constants = read_constants()["training"]
     counted = {}
     memory = MemoryCounter(recipe, train, val)
+    works = [build_planned_work(recipe, plan) for plan in plans]
+    first_format = find_number_format(recipe.train.precision, next(iter(gpus.values())))
+    saving = plan_saving(recipe, memory.count(plans[0], first_format, plans[0].micro_batch).parts)
     quotes: list[Quote] = []
     whole: list[QuotedPlan] = []
     for name, gpu in gpus.items():
         number_format = find_number_format(recipe.train.precision, gpu)
         network = _find_network(options.network, gpu, on_node)
-        for plan in plans:
+        for plan, work in zip(plans, works, strict=True):
             if number_format not in counted:
                 counted[number_format] = count_step(recipe, plan, number_format)
             if plan.world_size > on_node and not network.spans_nodes:
@@ -96,10 +100,8 @@ def quote(options: QuoteOptions) -> int:
                     "a node (add a network between nodes, such as --network ndr, or set --ranks-per-node)"
                 )
             step = counted[number_format]
-            price = prices.per_gpu_hour[name] if prices else None
-            each = quote_run(recipe, plan, step, name, gpu, constants, network, on_node, price, memory)
+            each = quote_run(recipe, plan, step, name, gpu, constants, network, on_node, memory)
             quotes.append(each)
-            work, saving = plan_work(recipe, plan), plan_saving(recipe, step.params)
             for offer in offers[name]:
                 built = build_plan(each, gpu.name, plan, work, saving, conditions, offer)
                 whole.append(with_verdicts(built, limits.by_hours, limits.budget))
@@ -108,8 +110,10 @@ def quote(options: QuoteOptions) -> int:
         recipe=loaded.name,
         recipe_hash=recipe.hash,
         work_hash=recipe.work_hash,
+        work=recipe.work_values,
+        pauses=recipe.pause_values,
         constants=constants.source,
-        notes=(*_NOTES, *_list_notes(recipe, counted, max(ranks))),
+        notes=(*_NOTES, *_list_notes(recipe, counted, max(ranks)), *_list_time_notes(recipe, whole)),
         quotes=tuple(asdict(each) for each in quotes),
         plans=tuple(whole),
         answer=answer,
@@ -152,7 +156,7 @@ def _read_limits(options: QuoteOptions, prices: "Prices | None") -> "Limits":
     return Limits(None if by_s is None else by_s / 3600, options.budget, prices.currency if prices else "")
 
 
-def _read_conditions(options: QuoteOptions, on_node: int, *, has_spot: bool) -> "Conditions":
+def _read_conditions(options: QuoteOptions, recipe: Recipe, on_node: int, *, has_spot: bool) -> "Conditions":
     """Return the data path and the failures of a node. Raise `RecipeError` for invalid options."""
     from paceline.lab.quote.plans import RESTART_S, Conditions
 
@@ -160,13 +164,14 @@ def _read_conditions(options: QuoteOptions, on_node: int, *, has_spot: bool) -> 
         _refuse_unless_positive("--loader-rate", options.loader_rate)
     if options.restart is not None and options.mtbf is None and not has_spot:
         raise RecipeError(
-            f"--restart: {options.restart} has no effect without failures (add --mtbf, prices on spot, or leave it out)"
+            f"--restart: {options.restart} has no effect without failures (add --mtbf, spot prices, or leave it out)"
         )
     return Conditions(
         on_node,
         math.inf if options.loader_rate is None else options.loader_rate,
         math.inf if options.mtbf is None else _parse_time("--mtbf", options.mtbf, "500h"),
         RESTART_S if options.restart is None else _parse_time("--restart", options.restart, "10min"),
+        math.inf if recipe.train.max_time == "off" else recipe.train.max_time.seconds / 3600,
     )
 
 
@@ -226,7 +231,7 @@ def _list_assumptions(
         )
     failures = [] if options.mtbf is None else [f"one in {options.mtbf} per node, by --mtbf"]
     if has_spot:
-        failures.append("interruptions on spot by the file of prices")
+        failures.append("interruptions on spot by the price file")
     if failures:
         failures.append(f"{rough_duration(conditions.restart_s)} to the next step")
     facts["failures"] = "; ".join(failures) or "none"
@@ -264,6 +269,17 @@ def _list_notes(recipe: Recipe, number_formats: Iterable[str], max_ranks: int) -
         notes.append(f"optim.name: {recipe.optim.name} is counted as AdamW without fusion")
     if max_ranks > 1:
         notes.append("intervals on several ranks add the network's bandwidth, and no measurement has confirmed them")
+    return notes
+
+
+def _list_time_notes(recipe: Recipe, plans: Sequence[QuotedPlan]) -> list[str]:
+    """Return what may end a run before its last step."""
+    from paceline.lab.quote.choice import name_plan
+
+    may_end = [f"train.{name}" for name in ("stop", "patience") if getattr(recipe.train, name) != "off"]
+    notes = [f"times are of all steps: {' and '.join(may_end)} may end the run earlier"] if may_end else []
+    if cut := [name_plan(plan) for plan in plans if plan.is_cut_short]:
+        notes.append(f"train.max_time: {recipe.train.max_time} ends these before their last step: {join_few(cut)}")
     return notes
 
 

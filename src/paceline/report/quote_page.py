@@ -4,9 +4,17 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from paceline.core.quote_result import PARTS, QuotedPlan, QuoteResult, Verdict
+from paceline.core.quote_result import (
+    PARTS,
+    VERDICTS,
+    QuotedPlan,
+    QuoteResult,
+    format_hours,
+    format_limits,
+    format_range,
+)
 from paceline.core.statistics import Interval
-from paceline.core.units import count, duration, number, per_second, size
+from paceline.core.units import count, number, per_second, size
 from paceline.report import cells
 from paceline.report.charts import NUM_LINE_STYLES
 from paceline.report.document import (
@@ -32,7 +40,6 @@ _CANNOT_KNOW: Final = (
     "the kernels, the cooling of the GPU, other programs on the node, or the versions of the libraries. Before you "
     "rent eight GPUs, train on one of them for a few minutes with log.quote: the run says how far off the quote was."
 )
-_VERDICTS: Final[tuple[Verdict, ...]] = ("", "yes", "likely", "unlikely", "no")
 _MAX_OPEN_PLANS: Final = 12
 _MAX_RULE_RATIO: Final = 1.5
 """Limit of a budget over the most expensive plan beyond which its line would flatten the chart."""
@@ -114,25 +121,24 @@ def _list_figures(result: QuoteResult) -> list[KeyFigure]:
         return []
     on_spot = "on spot, " if plan.pricing == "spot" else ""
     figures = [KeyFigure("plan", TableCell(_name(plan)), on_spot + clean_text(plan.device, 80))]
-    figures.append(KeyFigure("time", _time_cell(plan.hours), _range(plan.hours)))
+    figures.append(KeyFigure("time", _time_cell(plan.hours), format_range(plan.hours, format_hours)))
     if plan.cost is not None:
-        costs = f"{number(plan.cost.low or 0.0)} to {number(plan.cost.high or 0.0)}"
-        figures.append(KeyFigure(f"cost, {clean_text(result.currency, 10)}", cells.number_cell(plan.cost.value), costs))
+        cost = cells.number_cell(plan.cost.value)
+        figures.append(KeyFigure(f"cost, {clean_text(result.currency, 10)}", cost, format_range(plan.cost, number)))
     speed = plan.images_per_s
-    speeds = f"{per_second(speed.low or 0.0)} to {per_second(speed.high or 0.0)}"
-    return [*figures, KeyFigure("images/s", cells.rate_cell(speed.value), speeds)]
+    return [*figures, KeyFigure("images/s", cells.rate_cell(speed.value), format_range(speed, per_second))]
 
 
-def _duration(hours: float | None) -> str:
-    return "never" if hours is None or not math.isfinite(hours) else duration(3600 * hours)
+def _time_cell(hours: Interval, note: str = "") -> TableCell:
+    return TableCell(format_hours(hours.value), hours.value, note=note)
 
 
-def _range(hours: Interval) -> str:
-    return f"{_duration(hours.low)} to {_duration(hours.high)}"
-
-
-def _time_cell(hours: Interval) -> TableCell:
-    return TableCell(_duration(hours.value), hours.value)
+def _cost_cell(plan: QuotedPlan) -> TableCell:
+    if plan.cost is None:
+        return cells.number_cell(None)
+    if not math.isfinite(plan.cost.value):
+        return TableCell("without end", plan.cost.value)
+    return TableCell(number(plan.cost.value), plan.cost.value, note=format_range(plan.cost, number))
 
 
 def _order(result: QuoteResult) -> list[int]:
@@ -140,7 +146,7 @@ def _order(result: QuoteResult) -> list[int]:
 
     def rank(index: int) -> tuple[bool, bool, int, float, float]:
         plan = result.plans[index]
-        worst = max(map(_VERDICTS.index, (plan.ends_in_time, plan.is_within_budget)))
+        worst = max(map(VERDICTS.index, (plan.ends_in_time, plan.is_within_budget)))
         hours = plan.hours.value
         cost = hours * plan.ranks if plan.cost is None else plan.cost.value
         costs_first = (cost, hours) if plan.cost is not None or result.by_hours is not None else (hours, cost)
@@ -154,8 +160,8 @@ def _plans_table(result: QuoteResult) -> Table:
     plans, currency = [result.plans[index] for index in _order(result)], clean_text(result.currency, 10)
     has_batches = len({plan.rank_batch for plan in plans}) > 1
     names = ["time", *([f"cost, {currency}"] if currency else [])]
-    limits = [f"within {number(result.by_hours)} h"] if result.by_hours is not None else []
-    limits += [f"for {currency} {number(result.budget)}"] if result.budget is not None else []
+    time, budget = format_limits(result.by_hours, result.budget, currency)
+    limits = [*([f"within {time}"] if time else []), *([f"for {budget}"] if budget else [])]
     others = [
         "images/s",
         *(["batch per rank"] if has_batches else []),
@@ -172,8 +178,8 @@ def _plans_table(result: QuoteResult) -> Table:
     for plan in plans:
         row = [
             _name_cell(plan),
-            TableCell(_duration(plan.hours.value), plan.hours.value, note=_range(plan.hours)),
-            *([cells.number_cell(plan.cost)] if currency else []),
+            _time_cell(plan.hours, format_range(plan.hours, format_hours)),
+            *([_cost_cell(plan)] if currency else []),
             *([TableCell(plan.ends_in_time)] if result.by_hours is not None else []),
             *([TableCell(plan.is_within_budget)] if result.budget is not None else []),
             cells.rate_cell(plan.images_per_s),
@@ -199,13 +205,13 @@ def _describe_table(result: QuoteResult) -> str:
     )
     return (
         f"{first}Small print has intervals that are meant to hold nine times in ten.{limits} Data per node is what the "
-        "data path of a node must give so that its GPUs do not wait."
+        "data path of a node must give so that its GPUs do not wait in a training step."
     )
 
 
 def _parts_table(result: QuoteResult) -> Table:
     rows = [
-        [_name_cell(plan), *(TableCell(_duration(plan.parts[name]), plan.parts[name]) for name in PARTS)]
+        [_name_cell(plan), *(TableCell(format_hours(plan.parts[name]), plan.parts[name]) for name in PARTS)]
         for plan in map(result.plans.__getitem__, _order(result))
     ]
     return Table("Parts of the time", cells.table_columns([""], PARTS), rows, is_folded=True)

@@ -205,7 +205,7 @@ def quote_rows(result: RunResult) -> Iterator[tuple[str, TableCell]]:
 
 
 def quote_pieces(truth: QuoteTruth) -> Iterator[str]:
-    """Yield `1,340 images/s, quoted 1,230 for 1 x h100 (1,020 to 1,400): within the interval`, time, and what lacks."""
+    """Yield `1,340 images/s, quoted 1,230 for 1 x h100 (1,020 to 1,400): within the interval`, time, and gaps."""
     gpu = clean_text(truth.gpu, 60)
     if truth.images_per_s is not None and truth.measured_images_per_s is not None:
         measured = f"{per_second(truth.measured_images_per_s)} images/s"

@@ -199,6 +199,11 @@ class GoodputTracker:
         no_step_s = summary.unfinished_s + paused_s + finish_s
         return compute_goodput(attempts, trained_s, self.time_spent(summary), no_step_s)
 
+    @property
+    def first_startup_s(self) -> float:
+        """Seconds from the start of the first process to its first step."""
+        return self._attempts[0].start.startup_s
+
     def running_s(self) -> float:
         """Return the seconds of all processes so far, without the time between them."""
         return sum(each_s for each_s, _ in self._running_times())

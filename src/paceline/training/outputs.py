@@ -105,6 +105,7 @@ class RunOutputs:
     """Outputs of a run, which ranks other than 0 discard; `provenance` records plugins and initial weights.
 
     `on_step` is called after each step, before `TrainState.step` counts it. A checkpoint has about `checkpoint_bytes`.
+    `quote` is what `keep_quote` returns.
     """
 
     sinks: SinkGroup
@@ -116,7 +117,7 @@ class RunOutputs:
     on_step: Callable[[TrainState], None] = lambda state: None
     log_pause: LogPause = no_log
     checkpoint_bytes: int = 0
-    quote: QuoteResult | None = None
+    quote: QuoteResult | str | None = None
 
     def time_spent(self, summary: ClockSummary) -> TimeSpent:
         """Return the time to store in the saved state; zero on ranks other than 0, as rank 0 saves its own."""
@@ -171,7 +172,7 @@ def build_run_outputs(
             path.unlink()
     rundir.write_json(rundir.dataset.name, trained.to_dict())
     rundir.write_json("machine.json", machine)
-    quote = keep_quote(recipe.log, rundir)
+    quote = keep_quote(recipe.log, rundir, process.warn)
     callbacks = build_callbacks(recipe, context.plan, training_state.schedule, rundir.path, state.step)
     listeners = (*process.invocation.listeners, callbacks)
     sinks = build_sinks(

@@ -1,14 +1,15 @@
 """Compare a run with the quote that it was given: images/s and hours on its device and number of ranks."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.json_file import read_json
 from paceline.core.quote_result import QuotedPlan, QuoteResult, QuoteTruth
-from paceline.core.results import GoodputResult, RunResult
+from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir
-from paceline.core.units import count
+from paceline.core.units import count, join_few
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.train import Log
@@ -17,15 +18,14 @@ _MAX_NAMED: Final = 5
 
 
 def read_quote(section: Log, rundir: RunDir) -> QuoteResult | None:
-    """Return the quote of `log.quote`, of the run's own copy if the file is gone; None if it is off.
+    """Return the quote of `log.quote`, or the run's own copy if it has one; None if it is off.
 
     Raise `RecipeError` if it cannot be read.
     """
     if section.quote == "off":
         return None
-    path = Path(section.quote).expanduser()
-    if not path.exists() and rundir.quote.exists():
-        path = rundir.quote
+    # A resumed run keeps its quote: the file may be gone, or another one by now.
+    path = rundir.quote if rundir.quote.exists() else Path(section.quote).expanduser()
     try:
         return QuoteResult.model_validate(read_json(path))
     except OSError as error:
@@ -37,21 +37,35 @@ def read_quote(section: Log, rundir: RunDir) -> QuoteResult | None:
         ) from None
 
 
-def keep_quote(section: Log, rundir: RunDir) -> QuoteResult | None:
-    """Return the quote of `log.quote`, and copy it into the run directory, for when the run is resumed elsewhere."""
-    quote = read_quote(section, rundir)
-    if quote is not None:
+def keep_quote(section: Log, rundir: RunDir, warn: Callable[[str], None]) -> QuoteResult | str | None:
+    """Return the quote of `log.quote`, and copy it into the run directory, for when the run is resumed elsewhere.
+
+    A file that cannot be read is a warning, as a resumed run needs none; the reason is returned in place of a quote.
+    """
+    try:
+        quote = read_quote(section, rundir)
+    except RecipeError as error:
+        warn(f"{error}; the run is not compared with a quote")
+        return str(error)
+    if quote is not None and not rundir.quote.exists():
         rundir.write_json(rundir.quote.name, quote.model_dump(mode="json"))
     return quote
 
 
-def compare_with_quote(quote: QuoteResult, recipe: Recipe, plan: Plan, result: RunResult) -> QuoteTruth:
-    """Return the quote for the run's device and number of ranks beside what was measured."""
+def compare_with_quote(
+    quote: QuoteResult | str, recipe: Recipe, plan: Plan, result: RunResult, first_startup_s: float
+) -> QuoteTruth:
+    """Return the quote for the run's device and number of ranks beside what was measured.
+
+    `quote` is what `keep_quote` returns. The first process of the run took `first_startup_s` seconds to its first step.
+    """
     device = _find_device(result)
     truth = QuoteTruth(device=device, ranks=result.world_size)
+    if isinstance(quote, str):
+        return truth.model_copy(update={"why": quote})
     if quote.work_hash != recipe.work_hash:
-        hashes = f"work hash {quote.work_hash}, here {recipe.work_hash}"
-        why = f"the quote is of {quote.recipe} with other settings than this recipe ({hashes}): quote this recipe"
+        settings = _list_changes(quote.work, recipe.work_values) or f"work hash {quote.work_hash}"
+        why = f"the quote is of {quote.recipe} with other settings than this recipe ({settings}): quote this recipe"
         return truth.model_copy(update={"why": why})
     found = _find_plan(quote, device, plan)
     if found is None:
@@ -67,20 +81,43 @@ def compare_with_quote(quote: QuoteResult, recipe: Recipe, plan: Plan, result: R
         if quoted != trained:
             why = f"the quote is for {quoted:,} {name}, and the run had {trained:,}: quote it again"
             return truth.model_copy(update={"why": why})
-    hours, why = _measure_hours(result.goodput), ""
-    if found.total_steps != plan.total_steps:
-        hours, why = None, f"the quote is of {found.total_steps:,} steps, not {plan.total_steps:,}, so times differ"
-    elif result.status != "completed":
-        hours, why = None, "the run did not train all of its steps, so its time is not compared"
+    hours = None if result.goodput is None else (result.goodput.wall_s - first_startup_s) / 3600
+    reasons = []
+    if result.images_per_s is None:
+        reasons.append("images/s were not measured, as the run had too few steps after measure.warmup_steps")
+    if why := _explain_other_time(quote, found, recipe, plan, result):
+        hours = None
+        reasons.append(why)
     return truth.model_copy(
         update={
             "images_per_s": found.images_per_s,
             "measured_images_per_s": result.images_per_s,
             "hours": found.hours,
             "measured_hours": hours,
-            "why": why,
+            "why": "; ".join(reasons),
         }
     )
+
+
+def _explain_other_time(quote: QuoteResult, found: QuotedPlan, recipe: Recipe, plan: Plan, result: RunResult) -> str:
+    """Return why the time of the run is not that of the quote; "" if it is to be compared."""
+    if result.goodput is None:
+        return "the time was not measured"
+    if found.total_steps != plan.total_steps:
+        return f"the quote is of {found.total_steps:,} steps, not {plan.total_steps:,}, so times differ"
+    if changes := _list_changes(quote.pauses, recipe.pause_values):
+        return f"the quote has other evaluations or checkpoints ({changes}), so times differ"
+    if found.is_cut_short:
+        return "the quote is of a run that train.max_time ends, so times differ"
+    if result.status != "completed":
+        return "the run did not train all of its steps, so its time is not compared"
+    return ""
+
+
+def _list_changes(quoted: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Return `model.width 0.5, here 1.0` for each setting that differs, of few."""
+    paths = [path for path in dict.fromkeys([*quoted, *own]) if quoted.get(path) != own.get(path)]
+    return join_few([f"{path} {quoted.get(path, 'unset')}, here {own.get(path, 'unset')}" for path in paths], "; ")
 
 
 def _find_device(result: RunResult) -> str:
@@ -94,10 +131,3 @@ def _find_plan(quote: QuoteResult, device: str, plan: Plan) -> QuotedPlan | None
     name = device.strip().casefold()
     same = (each for each in quote.plans if each.device.strip().casefold() == name and each.ranks == plan.world_size)
     return next(same, None)
-
-
-def _measure_hours(goodput: GoodputResult | None) -> float | None:
-    """Return the hours of all processes and between them, without the first start-up, which no quote has."""
-    if goodput is None:
-        return None
-    return (goodput.wall_s - goodput.startup_s / max(1, goodput.starts)) / 3600

@@ -98,7 +98,8 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         check_plugins(recipe)
         if world.is_main:
             require_sinks(recipe.log)
-            read_quote(recipe.log, rundir)  # before the data, as it may be missing
+            if not resume:
+                read_quote(recipe.log, rundir)  # before the data, as it may be missing
         binding = bind_rank(recipe.parallel, world)
         smallest = smallest_batch(recipe, world.world_size)
         read = partial(read_run_data, smallest)
@@ -132,9 +133,7 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
         process.store.broadcast("opened", "yes")  # the other ranks write into the folder that rank 0 created
         process = replace(process, deadline=build_run_deadline(context, process, outputs))
         timer = RunTimer(state.trained_s, train_before_s=state.train_s)
-        outputs, timing = add_timing(
-            context, process, outputs, timer, state, is_averaged=training_state.average is not None
-        )
+        outputs, timing = add_timing(context, process, outputs, timer, state)
         process.progress.estimator = timing.estimator if timing else None
         with (
             contextlib.closing(outputs.writer) if outputs.writer else contextlib.nullcontext(),
@@ -186,8 +185,9 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
                 **({"telemetry_missing": telemetry.missing} if telemetry and telemetry.missing else {}),
             },
         )
-        if outputs.quote is not None:
-            truth = compare_with_quote(outputs.quote, context.recipe, context.plan, result)
+        if outputs.quote is not None and outputs.goodput is not None:
+            first_s = outputs.goodput.first_startup_s
+            truth = compare_with_quote(outputs.quote, context.recipe, context.plan, result, first_s)
             result = result.model_copy(update={"quote": truth})
         if outputs.goodput is not None:
             outputs.goodput.end(state.step, timer.elapsed_s, status)

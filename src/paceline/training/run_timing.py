@@ -15,9 +15,12 @@ from paceline.core.results import EstimateResult, Status
 from paceline.core.world import World
 from paceline.measure.throughput import RunTimer
 from paceline.measure.time_estimate import PlannedWork, RunEstimator
+from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.sampler import Hard
 from paceline.recipe.schema.train import Train
 from paceline.training.context import RunContext
+from paceline.training.eval_model import has_weight_average
 from paceline.training.outputs import RunOutputs
 from paceline.training.process import RunProcess
 from paceline.training.state import TrainState
@@ -90,27 +93,29 @@ class RunTiming:
         return EstimateResult(step=0, made_s=0.0, forecast=forecast, memory_bytes=used, memory_total_bytes=total)
 
 
+def build_planned_work(recipe: Recipe, plan: Plan, checkpoint_bytes: int = 0) -> PlannedWork:
+    """Return the steps, evaluations and checkpoints of a run; each evaluation of averaged weights, too, has all views.
+
+    A checkpoint has `checkpoint_bytes`.
+    """
+    sampler = recipe.data.sampler
+    return PlannedWork.from_plan(
+        plan,
+        eval_passes=recipe.data.eval_views * (2 if has_weight_average(recipe.train, recipe.optim) else 1),
+        evaluates_train=recipe.train.eval_train == "on",
+        checkpoint_bytes=checkpoint_bytes,
+        weigh_after=sampler.steps(plan.steps_per_epoch, plan.total_steps) if isinstance(sampler, Hard) else range(0),
+    )
+
+
 def add_timing(
-    context: RunContext,
-    process: RunProcess,
-    outputs: RunOutputs,
-    timer: RunTimer,
-    state: TrainState,
-    *,
-    is_averaged: bool,
+    context: RunContext, process: RunProcess, outputs: RunOutputs, timer: RunTimer, state: TrainState
 ) -> tuple[RunOutputs, RunTiming | None]:
     """Return the outputs of rank 0 with a `RunTiming` that sees each step and pause; None on other ranks."""
     if outputs.goodput is None:
         return outputs, None
-    recipe, plan, sampler = context.recipe, context.plan, context.recipe.data.sampler
-    work = PlannedWork.from_plan(
-        plan,
-        eval_passes=2 if is_averaged else 1,
-        evaluates_train=recipe.train.eval_train == "on",
-        checkpoint_bytes=outputs.checkpoint_bytes,
-        weigh_after=sampler.steps(plan.steps_per_epoch, plan.total_steps) if isinstance(sampler, Hard) else range(0),
-    )
-    left_s = _time_left(recipe.train, outputs)
+    work = build_planned_work(context.recipe, context.plan, outputs.checkpoint_bytes)
+    left_s = _time_left(context.recipe.train, outputs)
     timing = RunTiming(
         RunEstimator(work, state.step, limit_s=left_s),
         timer,

@@ -70,6 +70,8 @@ def test_a_plan_that_never_ends_has_a_row_and_no_point(quoted) -> None:
     page = build_quote_page(quoted.quote_result(never, chosen=None, currency="USD"))
     assert find_chart(page) is None and page.tone == "bad"
     assert find_table(page).rows[0][1].text == "never"
+    texts = [text for row in find_table(page).rows for cell in row for text in (cell.text, cell.note)]
+    assert "without end" in texts and not any("inf" in text for text in texts)
     assert "never" in render_html(page)
 
 

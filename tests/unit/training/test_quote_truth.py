@@ -24,7 +24,7 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 from paceline.report.run_summary import quote_pieces
 from paceline.training.process import Invocation
-from paceline.training.quote_truth import compare_with_quote, read_quote
+from paceline.training.quote_truth import compare_with_quote, keep_quote, read_quote
 from paceline.training.run import run
 
 WORDS = (
@@ -62,13 +62,16 @@ def trained(quoted: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult
 
 def compare(trained: RunResult, quoted: Path, *overrides: str, **changes: object) -> QuoteTruth:
     recipe = make_recipe(*overrides)
+    result = QuoteResult.model_validate_json(quoted.read_text()).model_copy(update=changes)
+    return compare_with_quote(result, recipe, derive(recipe), trained, first_startup_s=1.0)
+
+
+def derive(recipe: Recipe) -> Plan:
     info = DatasetInfo(
         name="synthetic", split="train", num_images=64, class_names=tuple("0123456789"), channels=3,
         image_size=(8, 8), mean=(), std=(),
     )  # fmt: skip
-    plan = Plan.derive(recipe, 1, info, replace(info, split="val", num_images=8), 64)
-    result = QuoteResult.model_validate_json(quoted.read_text()).model_copy(update=changes)
-    return compare_with_quote(result, recipe, plan, trained)
+    return Plan.derive(recipe, 1, info, replace(info, split="val", num_images=8), 64)
 
 
 def test_a_run_reports_what_was_quoted_and_measured(trained: RunResult, quoted: Path) -> None:
@@ -97,7 +100,7 @@ def test_the_summary_says_whether_the_interval_held(measured: float, outcome: st
 
 def test_a_quote_of_other_work_is_named_and_not_compared(trained: RunResult, quoted: Path) -> None:
     truth = compare(trained, quoted, "model.width=0.2")
-    assert "synthetic" in truth.why and "work hash" in truth.why
+    assert "synthetic" in truth.why and "model.width 0.1, here 0.2" in truth.why
     assert truth.images_per_s is None and [*quote_pieces(truth)] == [truth.why]
 
 
@@ -149,12 +152,41 @@ def test_a_quote_that_cannot_be_read_ends_the_run_before_it_begins(tmp_path: Pat
         read_quote(make_recipe(f"log.quote={tmp_path / 'wrong.json'}").log, RunDir(tmp_path))
 
 
-def test_a_resumed_run_uses_its_copy_if_the_file_is_gone(quoted: Path, tmp_path: Path) -> None:
-    rundir = RunDir(tmp_path)
+def test_a_resumed_run_uses_its_copy_if_the_file_is_gone_or_another(quoted: Path, tmp_path: Path) -> None:
+    rundir, result = RunDir(tmp_path), QuoteResult.model_validate_json(quoted.read_text())
     rundir.quote.write_text(quoted.read_text())
-    read = read_quote(make_recipe("log.quote=gone.json").log, rundir)
-    assert read == QuoteResult.model_validate_json(quoted.read_text())
+    (tmp_path / "other.json").write_text(result.model_copy(update={"recipe": "other"}).model_dump_json())
+    for name in ("gone.json", "other.json"):
+        assert read_quote(make_recipe(f"log.quote={tmp_path / name}").log, rundir) == result
     assert read_quote(make_recipe().log, rundir) is None
+
+
+def test_a_resumed_run_with_a_quote_that_cannot_be_read_is_warned(trained: RunResult, tmp_path: Path) -> None:
+    recipe, rundir, warnings = make_recipe(f"log.quote={tmp_path / 'gone.json'}"), RunDir(tmp_path), []
+    rundir.quote.write_text("{")
+    kept = keep_quote(recipe.log, rundir, warnings.append)
+    assert isinstance(kept, str) and str(rundir.quote) in kept and [kept in each for each in warnings] == [True]
+    truth = compare_with_quote(kept, recipe, derive(recipe), trained, first_startup_s=1.0)
+    assert truth.why == kept and truth.images_per_s is None
+
+
+def test_the_time_excludes_the_first_start_up_of_several(trained: RunResult, quoted: Path) -> None:
+    assert trained.goodput is not None
+    goodput = trained.goodput.model_copy(update={"wall_s": 3610.0, "startup_s": 9.0, "starts": 2})
+    truth = compare(trained.model_copy(update={"goodput": goodput}), quoted)
+    assert truth.measured_hours == pytest.approx(3609 / 3600)
+
+
+def test_what_was_not_measured_is_named(trained: RunResult, quoted: Path) -> None:
+    throughput = trained.throughput.model_copy(update={"n": 0})
+    truth = compare(trained.model_copy(update={"throughput": throughput, "goodput": None}), quoted)
+    assert "measure.warmup_steps" in truth.why and "time was not measured" in truth.why
+
+
+def test_other_evaluations_and_checkpoints_change_the_time_alone(trained: RunResult, quoted: Path) -> None:
+    truth = compare(trained, quoted, "train.eval_every=4st", "data.eval_views=2")
+    assert "train.eval_every 1ep, here 4st" in truth.why and "data.eval_views 1, here 2" in truth.why
+    assert truth.measured_hours is None and truth.is_speed_within is not None
 
 
 def test_the_work_hash_ignores_what_does_not_change_a_step() -> None:
@@ -162,7 +194,9 @@ def test_the_work_hash_ignores_what_does_not_change_a_step() -> None:
         return make_recipe(*overrides).work_hash
 
     same = ("seed=3", "log.quote=x.json", "measure.warmup_steps=3", "data.source.num_images=32", "data.workers=1",
-            "data.batch_size=16", "parallel.threads=2", "train.epochs=2", "train.max_time=1h")  # fmt: skip
+            "data.batch_size=16", "parallel.threads=2", "train.epochs=2", "train.max_time=1h", "optim.lr=0.3",
+            "checkpoint.every=1ep", "train.eval_every=2ep", "train.patience=3", "train.monitor=loss",
+            "data.eval_batch_size=4", "data.replay=host", "schedule.name=cosine")  # fmt: skip
     assert {hash_of(each) for each in same} == {hash_of()}
-    other = [hash_of(each) for each in ("model.width=0.2", "train.precision=bf16", "optim.lr=0.3")]
+    other = [hash_of(each) for each in ("model.width=0.2", "train.precision=bf16", "optim.momentum=0")]
     assert hash_of() not in other and len(set(other)) == len(other)

@@ -3,13 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from paceline.core.quote_result import QuotedPlan, Verdict
+from paceline.core.quote_result import VERDICTS, QuotedPlan, Verdict, format_hours, format_limits, format_range
 from paceline.core.statistics import Interval
-from paceline.core.units import duration, number
-
-_VERDICTS: Final[tuple[Verdict, ...]] = ("yes", "likely", "unlikely", "no")
+from paceline.core.units import count, number
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,7 @@ def choose_plan(plans: Sequence[QuotedPlan], limits: Limits) -> tuple[str, int |
     """
     able = [index for index, plan in enumerate(plans) if plan.fits and math.isfinite(plan.hours.value)]
     if not able:
-        reason = "its GPU has too little memory" if not any(plan.fits for plan in plans) else "failures come too often"
-        return f"No plan can run: {reason}.", None
+        return f"No plan can run: {_explain_none(plans)}.", None
 
     if limits.by_hours is None and limits.budget is None:
         return _describe_ends(plans, able, limits)
@@ -39,7 +35,7 @@ def choose_plan(plans: Sequence[QuotedPlan], limits: Limits) -> tuple[str, int |
     if not limits.currency:
         superlative, comparative = "plan of the fewest GPU-hours", "takes fewer GPU-hours"
     does = " and ".join(_list_goals(limits, "ends", "costs"))
-    by_verdict = {verdict: [each for each in able if _worst(plans[each]) == verdict] for verdict in _VERDICTS}
+    by_verdict = {verdict: [each for each in able if _worst(plans[each]) == verdict] for verdict in VERDICTS}
 
     def best(verdict: Verdict) -> int:
         return min(by_verdict[verdict], key=lambda index: (key(plans[index]), _hours(plans[index])))
@@ -63,9 +59,27 @@ def choose_plan(plans: Sequence[QuotedPlan], limits: Limits) -> tuple[str, int |
     return f"No plan is likely to {missed}. {nearest}.", chosen
 
 
+def _explain_none(plans: Sequence[QuotedPlan]) -> str:
+    """Return why none of the plans can run, with the fix for each reason."""
+    too_large = [plan for plan in plans if not plan.fits]
+    reasons = []
+    if too_large:
+        largest = max(plan.largest_micro_batch for plan in too_large)
+        fix = (
+            f"the largest micro-batch is {count(largest, 'image')}: set train.accumulate"
+            if largest
+            else "add larger GPUs"
+        )
+        reasons.append(f"{count(len(too_large), 'plan needs', 'plans need')} more memory than their GPUs have ({fix})")
+    if endless := len(plans) - len(too_large):
+        fix = "set a shorter checkpoint.every, or use fewer nodes"
+        reasons.append(f"failures leave {count(endless, 'plan')} too little time to train ({fix})")
+    return ", and ".join(reasons)
+
+
 def _describe_figures(plan: QuotedPlan, currency: str) -> str:
     """Return `9 h 05 min (8 h 10 min to 10 h 20 min) for USD 210 (190 to 240)`."""
-    figures = _format_interval(plan.hours, lambda hours: duration(3600 * hours))
+    figures = _format_interval(plan.hours, format_hours)
     return figures if plan.cost is None else f"{figures} for {currency} {_format_interval(plan.cost, number)}"
 
 
@@ -90,23 +104,18 @@ def _describe_ends(plans: Sequence[QuotedPlan], able: Sequence[int], limits: Lim
 
 
 def _format_interval(interval: Interval, write: Callable[[float], str]) -> str:
-    if interval.low is None or interval.high is None or not math.isfinite(interval.high):
-        return write(interval.value)
-    return f"{write(interval.value)} ({write(interval.low)} to {write(interval.high)})"
+    bounds = format_range(interval, write)
+    return f"{write(interval.value)} ({bounds})" if bounds else write(interval.value)
 
 
 def _list_goals(limits: Limits, ends: str, costs: str) -> list[str]:
-    goals = []
-    if limits.by_hours is not None:
-        goals.append(f"{ends} within {number(limits.by_hours)} h")
-    if limits.budget is not None:
-        goals.append(f"{costs} at most {limits.currency} {number(limits.budget)}")
-    return goals
+    time, budget = format_limits(limits.by_hours, limits.budget, limits.currency)
+    return [*([f"{ends} within {time}"] if time else []), *([f"{costs} at most {budget}"] if budget else [])]
 
 
 def _worst(plan: QuotedPlan) -> Verdict:
     set_ones = [each for each in (plan.ends_in_time, plan.is_within_budget) if each]
-    return max(set_ones, key=_VERDICTS.index)
+    return max(set_ones, key=VERDICTS.index)
 
 
 def _hours(plan: QuotedPlan) -> float:

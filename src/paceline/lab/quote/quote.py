@@ -1,4 +1,4 @@
-"""Quote a training run on GPUs: images/s, hours, memory and cost from the recipe and the GPU's datasheet."""
+"""Quote a training step on GPUs: images/s and memory from the recipe and the GPU's datasheet."""
 
 import math
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from paceline.core.errors import RecipeError
+from paceline.core.statistics import Interval
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
 from paceline.lab.quote.memory import CONTEXT_BYTES, MemoryCounter, usable_bytes
@@ -34,40 +35,25 @@ _FITTED_GPU: Final = "NVIDIA GeForce RTX 3090"
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A value between `low` and `high`, with 90 % confidence."""
-
-    value: float
-    low: float
-    high: float
-
-    def scale(self, factor: float) -> "Interval":
-        """Return the interval times `factor`, which is at least 0."""
-        return Interval(self.value * factor, self.low * factor, self.high * factor)
-
-
-@dataclass(frozen=True)
 class Quote:
-    """A quote for `ranks` GPUs of a kind: `memory_bytes` of a GPU, and what the whole run takes.
+    """A quote of the training steps on `ranks` GPUs of a kind; the interval of `images_per_s` has 90 % confidence.
 
     `memory_bytes` are those of tensors at the peak of a step, of which `memory_parts` says what they are for;
     `unused_bytes` are parts of the allocator's segments, and `context_bytes` is what CUDA and its libraries take.
     `fits` is whether the GPU has enough, and `largest_micro_batch` the images per rank and pass with which it would
-    be just enough. `cost` is None without a price.
+    be just enough.
     """
 
     gpu: str
     ranks: int
     rank_batch: int
     images_per_s: Interval
-    hours: Interval
     memory_bytes: int
     memory_parts: dict[str, int]
     unused_bytes: int
     context_bytes: int
     fits: bool
     largest_micro_batch: int
-    cost: Interval | None
 
 
 def count_step(recipe: Recipe, plan: Plan, precision: str) -> StepKernels:
@@ -108,7 +94,6 @@ def quote(
     constants: Constants,
     network: NetworkModel,
     ranks_per_node: int,
-    price: float | None,
     memory: MemoryCounter,
 ) -> Quote:
     """Return the quote for the training steps of `plan`; evaluation, start-up and checkpoints are left out."""
@@ -131,11 +116,10 @@ def quote(
     low, high = find_bounds(constants, layout, number_format, alone, is_fitted=is_fitted)
     # A slower step is at the high end of its time and at the low end of its speed.
     images_per_s = Interval(
-        plan.batch_size / (alone_s + exposed_s(network)),
-        plan.batch_size / (alone_s * math.exp(high) + exposed_s(network.with_bandwidth("low"))),
-        plan.batch_size / (alone_s * math.exp(low) + exposed_s(network.with_bandwidth("high"))),
+        value=plan.batch_size / (alone_s + exposed_s(network)),
+        low=plan.batch_size / (alone_s * math.exp(high) + exposed_s(network.with_bandwidth("low"))),
+        high=plan.batch_size / (alone_s * math.exp(low) + exposed_s(network.with_bandwidth("high"))),
     )
-    hours = _count_hours(plan, images_per_s)
     needed = memory.count(plan, number_format, plan.micro_batch)
     usable = usable_bytes(gpu.memory_gb)
     return Quote(
@@ -143,22 +127,10 @@ def quote(
         ranks=plan.world_size,
         rank_batch=plan.rank_batch,
         images_per_s=images_per_s,
-        hours=hours,
         memory_bytes=needed.allocated_bytes,
         memory_parts=needed.parts,
         unused_bytes=needed.reserved_bytes - needed.allocated_bytes,
         context_bytes=CONTEXT_BYTES,
         fits=needed.allocated_bytes <= usable,
         largest_micro_batch=memory.find_largest_micro_batch(plan, number_format, usable),
-        cost=None if price is None else hours.scale(plan.world_size * price),
     )
-
-
-def _count_hours(plan: Plan, images_per_s: Interval) -> Interval:
-    # Smaller images of progressive resizing cost as many pixels less.
-    ends = [*(first for first, _ in plan.train_sizes[1:]), plan.total_steps]
-    steps = sum(
-        (end - first) * (size / plan.image_size) ** 2 for (first, size), end in zip(plan.train_sizes, ends, strict=True)
-    )
-    images = steps * plan.batch_size / 3600
-    return Interval(images / images_per_s.value, images / images_per_s.high, images / images_per_s.low)

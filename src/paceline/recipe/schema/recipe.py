@@ -29,12 +29,24 @@ _NOT_WORK: Final = (
     "seed",
     "log",
     "measure",
+    "checkpoint",
+    "schedule",
     *(f"data.{name}" for name in ("source", "batch_size", "rank_batch_size", "loader", "workers", "stage")),
     *(f"data.{name}" for name in ("cache", "cache_gb", "worker_timeout", "on_bad_image", "max_bad_images")),
-    *(f"train.{name}" for name in ("epochs", "steps", "max_time")),
+    *(f"data.{name}" for name in ("split", "order", "sampler", "replay", "mean", "std")),
+    *(f"data.{name}" for name in ("eval_batch_size", "eval_image_size", "eval_resize", "eval_crop", "eval_views")),
+    *(f"optim.{name}" for name in ("lr", "lr_scaling", "base_batch_size", "norm_and_bias_lr", "betas", "eps")),
+    *(f"optim.{name}" for name in ("sgd_lr", "classifier_lr")),
+    *(f"train.{name}" for name in ("epochs", "steps", "max_time", "eval_every", "eval_train", "accuracy", "stop")),
+    *(f"train.{name}" for name in ("metrics", "monitor", "patience", "label_threshold")),
     *(f"parallel.{name}" for name in ("device", "backend", "timeout", "threads", "bind")),
 )
-"""Sections and fields of a recipe that may differ between the recipe of a quote and that of its run."""
+"""Sections and fields of a recipe that may differ between recipes whose steps do the same work."""
+_PAUSES: Final = (
+    *("checkpoint.every", "checkpoint.background", "data.sampler", "data.eval_image_size", "data.eval_views"),
+    *("train.eval_every", "train.eval_train"),
+)
+"""Fields of those that change the time of a run between its steps."""
 
 
 class Checkpoint(Section):
@@ -266,8 +278,14 @@ class Recipe(Section):
     def work_hash(self) -> str:
         """12 hex digits that are equal for recipes whose steps do the same work on a rank.
 
-        Seed, length, logs, measurement, the place and the loading of the data, and global batch size may differ.
+        Seed, length, learning rate, evaluations, checkpoints, logs, measurement, the place and the loading of the data,
+        and global batch size may differ.
         """
+        return _hash_values(self.work_values)
+
+    @property
+    def work_values(self) -> dict[str, Any]:
+        """The fields that `work_hash` is computed from, by dotted path."""
         values = self._values_to_hash()
         for path in _NOT_WORK:
             section, _, name = path.partition(".")
@@ -275,7 +293,14 @@ class Recipe(Section):
                 values[section].pop(name, None)
             else:
                 del values[section]
-        return _hash_values(values)
+        return {f"{section}.{name}": value for section, fields in values.items() for name, value in fields.items()}
+
+    @property
+    def pause_values(self) -> dict[str, Any]:
+        """The settings of evaluations and checkpoints that change the time of a run, by dotted path."""
+        values = self.to_dict()
+        pairs = ((path, path.partition(".")) for path in _PAUSES)
+        return {path: values[section][name] for path, (section, _, name) in pairs}
 
     def _values_to_hash(self) -> dict[str, Any]:
         values = self.to_dict()

@@ -1,10 +1,12 @@
 """Which plan is named for a limit of time or money, and why."""
 
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
 
+from paceline.core.statistics import Interval
 from paceline.lab.quote.choice import Limits, choose_plan
 from paceline.lab.quote.plans import with_verdicts
 
@@ -58,7 +60,7 @@ def test_a_sure_plan_goes_before_a_likely_one_that_is_cheaper_and_named_too(plan
 
 def test_the_nearest_plan_is_named_if_none_keeps_the_limit(plans) -> None:
     answer, chosen = choose(plans, by=0.5)
-    assert chosen == 2 and "No plan is likely to end within 0.5" in answer
+    assert chosen == 2 and "No plan is likely to end within 30 min" in answer
     answer, chosen = choose(plans, budget=3.0)
     assert chosen == 0 and "nearest" in answer
 
@@ -82,10 +84,30 @@ def test_a_plan_that_cannot_run_is_never_named(plan, plans) -> None:
     too_large = plan("v100", 1, 5.0, 1.0, fits=False)
     assert choose([too_large, *plans], by=24.0)[1] == 2
     answer, chosen = choose([too_large], by=24.0)
-    assert chosen is None and "memory" in answer
+    assert chosen is None and "memory" in answer and "largest micro-batch is 256" in answer
+    assert "train.accumulate" in answer and "failures" not in answer
     never = plan("t4", 1, float("inf"), float("inf"))
     answer, chosen = choose([never])
-    assert chosen is None and "failures" in answer
+    assert chosen is None and "failures" in answer and "memory" not in answer
+    answer, chosen = choose([too_large, never, too_large.model_copy(update={"largest_micro_batch": 300})])
+    assert chosen is None and "2 plans need more memory" in answer and "is 300" in answer and "leave 1 plan" in answer
+
+
+def test_limits_are_shown_as_they_were_set(plans) -> None:
+    assert "at most USD 15.05 " in choose(plans, budget=15.05)[0]
+    assert "within 20 min" in choose(plans, by=1 / 3)[0]
+    assert "within 1 h 30 min" in choose(plans, by=1.5)[0]
+
+
+def test_an_interval_without_an_upper_bound_says_so(plan) -> None:
+    open_ended = plan("t4", 1, 5.0, 200.0).model_copy(
+        update={
+            "hours": Interval(value=5.0, low=4.0, high=math.inf),
+            "cost": Interval(value=200.0, low=190.0, high=math.inf),
+        }
+    )
+    answer, _ = choose([open_ended])
+    assert "(4 h 00 min or more)" in answer and "USD 200 (190 or more)" in answer
 
 
 def test_spot_is_named(plan) -> None:

@@ -8,11 +8,13 @@ from paceline.cli.args import split_recipe_args
 from paceline.core.dataset import DatasetInfo
 from paceline.core.goodput import efficiency
 from paceline.core.statistics import Interval
-from paceline.lab.quote.plans import Conditions, Offer, Saving, build_plan, with_verdicts
+from paceline.lab.quote.plans import Conditions, Offer, Saving, build_plan, plan_saving, with_verdicts
 from paceline.lab.quote.quote import Quote
 from paceline.measure.time_estimate import PlannedWork
 from paceline.recipe.load import load
 from paceline.recipe.plan import Plan
+from paceline.recipe.schema import Recipe
+from paceline.training.run_timing import build_planned_work
 
 SAVING = Saving(1e9, stall_s=2.0, write_s=8.0)
 RATE = 1000.0
@@ -26,10 +28,13 @@ def dataset(split: str, num_images: int) -> DatasetInfo:
     )  # fmt: skip
 
 
-def derive(ranks: int = 1, *overrides: str) -> Plan:
+def make_recipe(*overrides: str) -> Recipe:
     args = ["synthetic", "data.rank_batch_size=100", "train.epochs=4", *overrides]
-    recipe = load(*split_recipe_args(args)).recipe
-    return Plan.derive(recipe, ranks, dataset("train", 100_000), dataset("val", 30_000), 100_000)
+    return load(*split_recipe_args(args)).recipe
+
+
+def derive(ranks: int = 1, *overrides: str) -> Plan:
+    return Plan.derive(make_recipe(*overrides), ranks, dataset("train", 100_000), dataset("val", 30_000), 100_000)
 
 
 def make_quote(plan: Plan, rate: float = RATE) -> Quote:
@@ -39,14 +44,12 @@ def make_quote(plan: Plan, rate: float = RATE) -> Quote:
         ranks=plan.world_size,
         rank_batch=plan.rank_batch,
         images_per_s=speed,
-        hours=speed,
         memory_bytes=10**9,
         memory_parts={},
         unused_bytes=0,
         context_bytes=0,
         fits=True,
         largest_micro_batch=256,
-        cost=None,
     )
 
 
@@ -81,6 +84,49 @@ def test_failures_and_interruptions_of_all_nodes_add_up() -> None:
 def test_failures_that_leave_no_time_never_end() -> None:
     found = build(derive(1, "checkpoint.every=off"), Conditions(8, mtbf_s=0.1))
     assert math.isinf(found.hours.value) and found.hours.high == math.inf
+
+
+def test_failures_that_leave_next_to_no_time_never_end_and_cost_without_end_or_nothing() -> None:
+    plan, conditions = derive(1, "checkpoint.every=off"), Conditions(8, mtbf_s=50.0)  # a run of 440 s
+    paid, free = (build(plan, conditions, Offer("on demand", price)).cost for price in (2.0, 0.0))
+    assert math.isinf(build(plan, conditions).hours.value)
+    assert paid is not None and free is not None
+    assert math.isinf(paid.value) and (free.value, free.low, free.high) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "images"),
+    [
+        ((), 4 * 30_000),
+        (("data.eval_views=2",), 8 * 30_000),
+        (("train.ema=on",), 8 * 30_000),
+        (("optim.name=schedule_free", "train.eval_train=on"), 16 * 30_000),
+        (("data.sampler={name: hard, after: 1, every: 1}",), 4 * 30_000 + 3 * 100_000),
+    ],
+    ids=str,
+)
+def test_all_passes_of_evaluations_take_time(overrides: tuple[str, ...], images: int) -> None:
+    plan = derive(1, *overrides)
+    work = build_planned_work(make_recipe(*overrides), plan)
+    found = build_plan(make_quote(plan), "Made GPU", plan, work, SAVING, Conditions(8), Offer())
+    assert 3600 * found.parts["evaluation"] == pytest.approx(images / RATE / 3)
+
+
+def test_a_checkpoint_has_weights_average_and_state_of_the_optimizer() -> None:
+    parts = {"weights": 100, "optimizer": 200, "activations": 1000}
+    assert plan_saving(make_recipe(), parts).num_bytes == 300
+    assert plan_saving(make_recipe("train.ema=on"), parts).num_bytes == 400
+    assert plan_saving(make_recipe(), {"weights": 100}).num_bytes == 100
+    assert plan_saving(make_recipe("checkpoint.every=off"), parts) == Saving(0.0, 0.0, 0.0)
+
+
+def test_a_time_limit_of_the_recipe_cuts_the_run_short() -> None:
+    whole = build(derive())
+    cut = build(derive(), Conditions(8, max_hours=0.1))
+    assert whole.hours.value > 0.1 and cut.is_cut_short and not whole.is_cut_short
+    assert cut.hours.value == pytest.approx(0.1) == pytest.approx(sum(cut.parts.values()))
+    assert cut.hours.high == pytest.approx(0.1)
+    assert build(derive(), Conditions(8, max_hours=100.0)) == whole
 
 
 def test_a_run_without_checkpoints_loses_all_of_its_work() -> None:
