@@ -74,7 +74,7 @@ class ErrorConstants(Section):
 
     low: float
     """Logarithm of (measured / predicted seconds) that few networks of left-out families are below, without kernels of
-    `SLOW_KINDS`: 2 % in training and 6 % in inference, so that whole intervals hold about 90 % (benchmarks/quote.py)."""
+    `SLOW_KINDS`: 2 % in training and 6 % in inference, so that intervals hold about 90 % (benchmarks/quote.py)."""
     high: float
     """The same that as few are above."""
     slow_spread: float = Field(ge=0)
