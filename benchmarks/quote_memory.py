@@ -195,19 +195,21 @@ def main() -> None:
     ) as gpu:
         assert gpu.stdin is not None and gpu.stdout is not None
         for job in jobs:
-            gpu.stdin.write(json.dumps(job) + "\n")
-            gpu.stdin.flush()
             row = {"network": job["network"], "variant": job["variant"]}
+            with contextlib.suppress(BrokenPipeError):  # a process that died has no answer, which is reported below
+                gpu.stdin.write(json.dumps(job) + "\n")
+                gpu.stdin.flush()
             try:
                 row |= count(job)
             except Exception as error:
                 row |= {"count_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
-            row |= json.loads(gpu.stdout.readline())
+            row |= json.loads(gpu.stdout.readline() or json.dumps({"measure_error": f"exit code {gpu.wait()}"}))
             if "counted" in row and "measured" in row:
                 row["error"] = round(row["counted"] / row["measured"] - 1, 5)
             rows.append(row)
             print(json.dumps(row), flush=True)
-        gpu.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            gpu.stdin.close()
     done = {(row["network"], row["variant"]) for row in rows}
     rows += [row for row in kept if (row["network"], row["variant"]) not in done]
     order = {(job["network"], job["variant"]): number for number, job in enumerate(list_jobs())}

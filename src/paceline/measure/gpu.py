@@ -12,6 +12,7 @@ from paceline.recipe.schema.base import Section
 from paceline.recipe.yaml import read_yaml_file
 
 GPUS: Final = Path(str(resources.files("paceline.measure") / "gpus"))
+NUMBER_FORMATS: Final = ("fp64", "fp32", "tf32", "fp16", "bf16")
 
 
 class Gpu(Section):
@@ -30,7 +31,7 @@ class Gpu(Section):
     gb_per_s: float = Field(gt=0)
     """Bandwidth of its memory."""
     memory_gb: float = Field(gt=0)
-    """Size of its memory that programs can use, in units of 2^30 bytes."""
+    """Size of its memory that programs can use, as torch reports it, in units of 2^30 bytes."""
     multiprocessors: int = Field(gt=0)
     """Number of streaming multiprocessors."""
     boost_ghz: float = Field(gt=0)

@@ -72,7 +72,12 @@ LOW_PRECISION: Final = frozenset(
 FULL_PRECISION: Final = frozenset(
     (
         *("layer_norm", "group_norm", "softmax", "log_softmax", "norm", "normalize", "softplus", "exp", "log", "pow"),
-        *("__pow__", "cumsum", "prod", "sum", "rsqrt", "reciprocal", "cross_entropy"),
+        *("__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "cumsum", "cumprod", "prod", "sum", "rsqrt", "reciprocal"),
+        *("acos", "asin", "cosh", "sinh", "tan", "erfinv", "expm1", "log10", "log1p", "log2", "renorm", "softmin"),
+        *("cdist", "dist", "pdist", "cosine_similarity", "cross_entropy", "nll_loss", "mse_loss", "l1_loss"),
+        *("smooth_l1_loss", "kl_div", "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss"),
+        *("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "multi_margin_loss"),
+        *("multilabel_margin_loss", "triplet_margin_loss"),
     )
 )
 
@@ -135,13 +140,25 @@ class Kernel(NamedTuple):
 class StepKernels:
     """Kernels of the `forward` and the `backward` pass, in order; `backward` is empty for inference.
 
-    `params` are numbers in `tensors` parameters.
+    `params` are numbers in `tensors` parameters, of which `frozen_params` in `frozen_tensors` are not trained.
     """
 
     params: int
     tensors: int
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
+    frozen_params: int = 0
+    frozen_tensors: int = 0
+
+    @property
+    def trained_params(self) -> int:
+        """Numbers that have gradients, and that the optimizer updates."""
+        return self.params - self.frozen_params
+
+    @property
+    def trained_tensors(self) -> int:
+        """Parameters that these are in."""
+        return self.tensors - self.frozen_tensors
 
 
 @dataclass(frozen=True)
@@ -207,11 +224,14 @@ def count_kernels(
         for each in zip(*runs, strict=True)
     )
     parameters = [*model.parameters()]
+    frozen = [each for each in parameters if not each.requires_grad]
     return StepKernels(
         params=sum(each.numel() for each in parameters),
         tensors=len(parameters),
         forward=forward,
         backward=backward,
+        frozen_params=sum(each.numel() for each in frozen),
+        frozen_tensors=len(frozen),
     )
 
 

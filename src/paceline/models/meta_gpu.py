@@ -94,7 +94,7 @@ class MetaGpu(TorchFunctionMode):
         if name in ("softmax", "log_softmax"):
             return args, kwargs
         if name in _TO_FLOAT32_OUTPUT:
-            is_half = isinstance(args[0], Tensor) and args[0].dtype.itemsize == 2 and args[0].is_floating_point()
+            is_half = _is_half(_first(args, kwargs))
             return args, {**kwargs, "dtype": torch.float32} if is_half and kwargs.get("dtype") is None else kwargs
         if name in FULL_PRECISION:
             wide: tuple[Any, Any] = tree_map(_to_float32, (args, kwargs))
@@ -128,16 +128,24 @@ def _call_backward(tensor: Tensor, gradient: Tensor | None = None, **options: An
 
 
 def _to_float32(value: Any) -> Any:
-    is_half = isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize == 2
-    return value.float() if is_half else value
+    return value.float() if _is_half(value) else value
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize == 2
+
+
+def _first(args: Any, kwargs: Any) -> Any:
+    """Return the first argument of a function, whose name is `input` if it is not given by position."""
+    return args[0] if args else kwargs.get("input")
 
 
 def _fuse_softmax(name: str, args: Any, kwargs: Any) -> tuple[Tensor] | None:
     """Return the float32 softmax of 16 bits, which one kernel of a GPU computes; None if it is another one."""
-    values, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
-    if not (isinstance(values, Tensor) and values.is_floating_point() and values.dtype.itemsize == 2) or dim is None:
+    values, dim = _first(args, kwargs), kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if not _is_half(values) or dim is None:
         return None
-    if kwargs.get("dtype") is not None:
+    if kwargs.get("dtype") is not None or any(isinstance(each, torch.dtype) for each in args):
         return None
     # float16 to float32 is one kernel; other formats are converted before.
     if values.dtype == torch.float16:
@@ -145,18 +153,24 @@ def _fuse_softmax(name: str, args: Any, kwargs: Any) -> tuple[Tensor] | None:
     return ((torch.softmax if name == "softmax" else torch.log_softmax)(values.float(), dim),)
 
 
-def _one_hot(classes: Tensor, num_classes: int) -> Tensor:
-    return classes.new_zeros(*classes.shape, num_classes).scatter_(-1, classes[..., None], 1)
+def _one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        raise NotImplementedError("one_hot without num_classes depends on the values of a tensor")
+    return input.new_zeros(*input.shape, num_classes).scatter_(-1, input[..., None], 1)
 
 
 def _fuse_dropout(
-    values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool | None = None
+    input: Tensor,  # as torch names it
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    train: bool | None = None,
 ) -> tuple[Tensor] | None:
     """Return the output of the kernel that GPUs have for dropout; None where they have none."""
     training = training if train is None else train
     if not training or inplace or not 0 < p < 1:
         return None
-    return (torch.native_dropout(values, p, True)[0],)
+    return (torch.native_dropout(input, p, True)[0],)
 
 
 def _fuse_attention(

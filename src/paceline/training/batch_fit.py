@@ -42,6 +42,8 @@ from paceline.training.precision import Precision
 from paceline.training.trainer import EagerStep
 from paceline.training.unfreeze import build_unfreezing
 
+LEAST_WITH_BATCH_NORM: Final = 2
+"""Images of the smallest micro-batch that `auto` chooses for a model with BatchNorm."""
 _FIRST_IMAGES: Final = 2
 """Images of the first micro-batch that is measured."""
 _WORKER_BYTES: Final = 200 * 10**6
@@ -171,7 +173,7 @@ def _fit_micro_batch(context: RunContext, on_progress: Callable[[], None]) -> Mi
     numbers, images = list_accumulations(context.recipe, context.world.world_size), context.plan.rank_batch
     memory = _StepMemory(context, images, on_progress)
     if memory.has_batch_norm:  # which has no variance of one image
-        numbers = [each for each in numbers if images // each > 1] or numbers
+        numbers = [each for each in numbers if images // each >= LEAST_WITH_BATCH_NORM] or numbers
     local = choose_accumulation(numbers, images, memory.need, memory.allowed)
     row = torch.tensor(local._replace(has_batch_norm=int(memory.has_batch_norm)), device=context.device)
     rows = all_gather_rows(row) if context.world.world_size > 1 else row[None]
@@ -311,6 +313,11 @@ def build_trial_steps(
     return TrialSteps(context, model, step, state.average)
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Return whether any layer of `model` takes statistics of the batch."""
+    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules())
+
+
 class _StepMemory:
     """The memory of a training step by its micro-batch: measured on a GPU, else extrapolated from smaller ones.
 
@@ -334,8 +341,7 @@ class _StepMemory:
             context = replace(context, recipe=context.recipe.model_copy(update={"model": model}))
         strategy = build_strategy(parallel, world, context.device) if shards else SingleDevice()
         fixed = self._allocated(lambda: self._build(context, strategy))
-        layers = self._steps.model.modules()
-        self.has_batch_norm = any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in layers)
+        self.has_batch_norm = has_batch_norm(self._steps.model)
         has_copy = world.world_size > 1 and parallel.strategy == "ddp" and not parallel.bucket_view
         gradients = [each.grad for each in self._steps.model.parameters() if each.grad is not None]
         self._fixed_bytes = self._agree(fixed.kept + has_copy * sum(each.nbytes for each in gradients))

@@ -168,6 +168,16 @@ def test_a_kernel_has_a_class_the_bytes_it_moves_and_the_sides_of_its_product() 
     assert (step.params, step.tensors) == (3 * 8 * 9 + 8 * 8 * 9 + 16 + 45, 6)
 
 
+def test_frozen_parameters_are_told_apart() -> None:
+    model = Tokens()
+    model.norm.requires_grad_(False)
+
+    step = count_kernels(model, 2, 5, 6)
+
+    assert (step.params, step.tensors) == (12 + 36, 3)
+    assert (step.trained_params, step.trained_tensors) == (36, 1)
+
+
 def test_groups_of_one_channel_are_depthwise_and_others_grouped() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 16, 3, groups=2), nn.Flatten())
 

@@ -37,14 +37,31 @@ def run(function, *args: Tensor, saved: list[Tensor] | None = None, autocast: to
         (lambda x: x @ meta(8, 4), torch.bfloat16),
         (lambda x: x.bfloat16().sum(), torch.float32),
         (lambda x: x.bfloat16().softmax(-1), torch.float32),
+        (lambda x: torch.sum(input=x.bfloat16()), torch.float32),
+        (lambda x: torch.softmax(input=x.bfloat16(), dim=-1), torch.float32),
+        (lambda x: functional.dropout(input=x.bfloat16(), p=0.5), torch.bfloat16),
+        (lambda x: functional.mse_loss(x.bfloat16(), x.bfloat16()), torch.float32),
+        (lambda x: x.bfloat16().log1p(), torch.float32),
+        (lambda x: 2 ** x.bfloat16(), torch.float32),
         (lambda x: functional.layer_norm(x.bfloat16(), (8,)), torch.float32),
         (lambda x: functional.gelu(x.bfloat16()), torch.bfloat16),
         (lambda x: functional.relu(x), torch.float32),
     ],
-    ids=["linear", "matmul", "sum", "softmax", "layer_norm", "gelu", "relu"],
+    ids=[
+        *("linear", "matmul", "sum", "softmax", "sum by name", "softmax by name", "dropout by name", "mse_loss"),
+        *("log1p", "rpow", "layer_norm", "gelu", "relu"),
+    ],
 )
 def test_autocast_gives_each_function_its_type(function, dtype: torch.dtype) -> None:
     assert run(function, meta(2, 8)).dtype == dtype
+
+
+def test_one_hot_needs_the_number_of_classes() -> None:
+    classes = meta(4, dtype=torch.int64)
+
+    assert run(lambda x: functional.one_hot(input=x, num_classes=5), classes).shape == (4, 5)
+    with pytest.raises(NotImplementedError, match="num_classes"):
+        run(functional.one_hot, classes)
 
 
 def test_without_autocast_nothing_is_cast() -> None:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.lab.predict.network import INTRA_NODE_LINKS
-from paceline.measure.gpu import GPUS, Gpu, list_gpu_names
+from paceline.measure.gpu import GPUS, NUMBER_FORMATS, Gpu, list_gpu_names
 from paceline.recipe.errors import explain
 from paceline.recipe.schema.base import Section
 from paceline.recipe.yaml import YamlDocument, read_yaml_file
@@ -36,8 +36,18 @@ def read_gpu(name: str) -> Gpu:
     if not path.is_file():
         raise RecipeError(f"--gpu: {path}: is not a file (copy one of {GPUS})")
     gpu, document = read_checked(path, Gpu)
-    if "fp32" not in gpu.tflops or not all(rate > 0 for rate in gpu.tflops.values()):
-        raise RecipeError(f"{path}: tflops: {gpu.tflops} has no rate for fp32, or one that is not above 0 (set both)")
+    unknown = next((each for each in gpu.tflops if each not in NUMBER_FORMATS), None)
+    if unknown is not None:
+        line = document.find_line(f"tflops.{unknown}")
+        fix = suggest_similar(unknown, NUMBER_FORMATS) or f" (use one of {', '.join(NUMBER_FORMATS)})"
+        raise RecipeError(f"{path}:{line}: tflops.{unknown}: is not a number format{fix}")
+    if "fp32" not in gpu.tflops:
+        line = document.find_line("tflops")
+        raise RecipeError(f"{path}:{line}: tflops: {gpu.tflops} has no fp32 (add the TFLOP/s of fp32)")
+    for number_format, rate in gpu.tflops.items():
+        if not rate > 0:
+            line = document.find_line(f"tflops.{number_format}")
+            raise RecipeError(f"{path}:{line}: tflops.{number_format}: {rate} is not above 0 (set the TFLOP/s)")
     if gpu.link not in INTRA_NODE_LINKS:
         line = document.find_line("link")
         raise RecipeError(f"{path}:{line}: link: {gpu.link!r} is unknown (use one of {', '.join(INTRA_NODE_LINKS)})")

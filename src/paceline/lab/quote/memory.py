@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.dataset import DatasetInfo, Datasets, Sample
-from paceline.core.errors import RecipeError
+from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.world import World
 from paceline.data.batch import Batch, batch_dtype
 from paceline.data.loaders.choose import LoaderChoice
@@ -29,7 +29,7 @@ from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.augment import CutMix, MixUp
 from paceline.recipe.schema.optim import Adam, Sgd
 from paceline.recipe.schema.train import CrossEntropyLoss, Train
-from paceline.training.batch_fit import TrialSteps, build_trial_steps
+from paceline.training.batch_fit import LEAST_WITH_BATCH_NORM, TrialSteps, build_trial_steps, has_batch_norm
 from paceline.training.context import RunContext
 from paceline.training.precision import Precision, build_precision
 from paceline.training.trainer import EagerStep
@@ -40,7 +40,14 @@ CONTEXT_BYTES: Final = 600_000_000
 """CUDA context, kernels and workspaces of the libraries. An assumption: no GPU was measured."""
 _FUSED: Final = (aten._fused_sgd_, aten._fused_adam_, aten._fused_adamw_)
 _PHASES: Final = {"h2d": "input", "device_augment": "input", "forward": "activations", "loss": "activations"}
-_MAX_COUNTS: Final = 4
+COUNT_ERRORS: Final = (NotImplementedError, RuntimeError, AssertionError, ValueError, TypeError, LookupError)
+"""What models raise that need values, other inputs, or operations that the meta device lacks."""
+_NO_VARIANCE: Final = "Expected more than 1 value per channel"
+"""What torch's batch norms say of one value per channel."""
+_MAX_COUNTS: Final = 8
+_MAX_GROWTH: Final = 8
+"""How much larger a number is than the largest that was counted: memory may be almost flat up to there."""
+_CLOSE: Final = 0.01
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class StepMemory:
     allocated_bytes: int
     reserved_bytes: int
     parts: dict[str, int]
+    has_batch_norm: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +152,7 @@ def count_step_memory(
         step = replace(steps.step, clock=_KindClock(counter), accumulate=num_micro_batches)
         _run_steps(recipe, steps, step, counter, num_micro_batches * micro_batch, has_ddp=has_ddp)
     parts = {kind: num_bytes for kind, num_bytes in sorted(counter.parts_at_peak.items()) if num_bytes}
-    return StepMemory(micro_batch, counter.peak, allocator.reserved, parts)
+    return StepMemory(micro_batch, counter.peak, allocator.reserved, parts, has_batch_norm(steps.model))
 
 
 def _run_steps(
@@ -192,55 +200,115 @@ class MemoryCounter:
                 points[micro_batch] = count_step_memory(
                     self._recipe, plan, self._train, self._val, number_format, micro_batch
                 )
-            except (NotImplementedError, RuntimeError, AssertionError) as error:
+            except PacelineError:  # a ValueError, whose message stands
+                raise
+            except COUNT_ERRORS as error:
                 reason = " ".join(str(error).split())[:200]
+                if micro_batch == 1 and _NO_VARIANCE in reason:
+                    raise RecipeError(
+                        f"data.batch_size: {plan.batch_size} over {plan.world_size} ranks leaves micro-batches of one "
+                        f"image, of which BatchNorm has no variance (set data.batch_size to "
+                        f"{LEAST_WITH_BATCH_NORM * plan.batch_size}, or lower --ranks or train.accumulate)"
+                    ) from None
                 raise RecipeError(
                     f"model.name: the memory of {self._recipe.model.name} cannot be counted: {reason} (quote another)"
                 ) from None
         return points[micro_batch]
 
     def find_largest_micro_batch(self, plan: Plan, number_format: str, allowed: float) -> int:
-        """Return the largest micro-batch of which a step takes at most `allowed` bytes; 0 if none does."""
+        """Return the largest micro-batch of which a step takes at most `allowed` bytes; 0 if none does.
+
+        One that is smaller than the batch of a rank is of a step of several, which keeps gradients between them.
+        """
+        largest = self._find_largest(plan, number_format, allowed)
+        if largest < plan.rank_batch and not _is_split(plan):
+            largest = self._find_largest(_split(plan), number_format, allowed)
+        return largest
+
+    def _find_largest(self, plan: Plan, number_format: str, allowed: float) -> int:
         unit = 2 if any(isinstance(each, MixUp | CutMix) for each in self._recipe.data.augment) else 1
+        points = self._points(plan, number_format)
+        if not points:
+            self.count(plan, number_format, max(unit, plan.micro_batch // unit * unit))
+        surely_counted = max(points)
+        least = max(unit, LEAST_WITH_BATCH_NORM if points[surely_counted].has_batch_norm else 1)
 
-        def count(units: int) -> int:
-            return self.count(plan, number_format, units * unit).allocated_bytes
+        def count(units: int) -> float:
+            try:
+                return self.count(plan, number_format, units * unit).allocated_bytes
+            except RecipeError:
+                if units * unit <= surely_counted:
+                    raise
+                return math.inf  # too large even for the sizes of tensors
 
-        known = (images // unit for images in self._points(plan, number_format) if images % unit == 0)
-        return unit * find_largest(count, allowed, [*known] or [max(1, plan.micro_batch // unit)])
+        known = [images // unit for images in points if images % unit == 0]
+        return unit * find_largest(count, allowed, known or [max(1, surely_counted // unit)], -(-least // unit))
 
     def _points(self, plan: Plan, number_format: str) -> dict[int, StepMemory]:
-        is_split = plan.micro_batch < plan.rank_batch
-        return self._counted.setdefault((number_format, plan.world_size > 1, is_split), {})
+        return self._counted.setdefault((number_format, plan.world_size > 1, _is_split(plan)), {})
 
 
-def find_largest(count: Callable[[int], int], allowed: float, known: list[int]) -> int:
-    """Return the largest number of which `count(number)` is `allowed`, which a last call confirms; 0 if 1 is too many.
+def _is_split(plan: Plan) -> bool:
+    return plan.micro_batch < plan.rank_batch
 
-    Beyond small numbers the memory grows along a line, of which two of the `known` numbers are points.
+
+def _split(plan: Plan) -> Plan:
+    """Return `plan` with twice as many images per rank, in two micro-batches."""
+    return replace(plan, rank_batch=2 * plan.micro_batch)
+
+
+def find_largest(count: Callable[[int], float], allowed: float, known: list[int], least: int = 1) -> int:
+    """Return the largest number, of `least` or more, of which `count(number)` is `allowed`; 0 if none is.
+
+    It has been counted itself, and is exact within 1 % after at most 8 calls beside those of the `known` numbers,
+    unless it is millions of times as large. The peak of the memory is the largest of several sums that each grow
+    along a line, so it is convex: a line through two points is above the memory between them, and below it elsewhere.
     """
     points = {number: count(number) for number in known}
-    if len(points) == 1:
-        number = known[0]
-        other = max(1, number // 2) if points[number] > allowed and number > 1 else 2 * number
-        points[other] = count(other)
     for _ in range(_MAX_COUNTS):
-        guess = _follow_line(points, allowed)
-        if guess in points:
+        guess = _guess(points, allowed, least)
+        if guess is None:
             break
         points[guess] = count(guess)
     return max((number for number, needed in points.items() if needed <= allowed), default=0)
 
 
-def _follow_line(points: dict[int, int], allowed: float) -> int:
-    """Return where the line through the two points around `allowed`, or those next to it, reaches it; at least 1."""
-    ordered = sorted(points.items())
-    above = next((at for at, (_, needed) in enumerate(ordered) if needed > allowed), len(ordered) - 1)
-    (first, first_bytes), (second, second_bytes) = ordered[max(0, above - 1)], ordered[max(1, above)]
+def _guess(points: dict[int, float], allowed: float, least: int) -> int | None:
+    """Return the number to count next; None if the largest that is allowed is known."""
+    below = sorted(number for number, needed in points.items() if needed <= allowed)
+    above = sorted(number for number, needed in points.items() if needed > allowed)
+    first_above = above[0] if above else math.inf
+    most = min(first_above - 1, _cross(points, below[-2:], allowed), _cross(points, above[:2], allowed))
+    if not below:
+        if above[0] <= least:
+            return None
+        share = max(1 / _MAX_GROWTH, min(0.5, allowed / points[above[0]]))
+        return max(least, math.floor(share * above[0] if most == above[0] - 1 else most))
+    largest = below[-1]
+    if most < max(largest + 1, (1 + _CLOSE) * largest):
+        # Blocks of the allocator bend the lines a little, by which one image more of a few may still be allowed.
+        return largest + 1 if largest < 1 / _CLOSE and first_above > largest + 1 else None
+    if above and math.isfinite(points[above[0]]):
+        between = _cross(points, [largest, above[0]], allowed)  # which is allowed, by convexity
+        guess = between if between >= largest + 1 else most
+        # For the same reason, a guess just below a number that is too many may be one.
+        is_near = guess > (1 - _CLOSE) * above[0] and above[0] > 1 / _CLOSE
+        return max(largest + 1, math.floor((1 - _CLOSE / 2) * above[0] if is_near else guess))
+    if above:
+        return math.isqrt(largest * above[0])
+    grown = allowed / points[largest] if len(below) == 1 else math.inf
+    return math.floor(min(most, max(2, min(grown, _MAX_GROWTH)) * largest))
+
+
+def _cross(points: dict[int, float], pair: list[int], allowed: float) -> float:
+    """Return where the line through a pair of points reaches `allowed`; infinity if there is none, or it is flat."""
+    if len(pair) < 2:
+        return math.inf
+    (first, first_bytes), (second, second_bytes) = ((number, points[number]) for number in pair)
     slope = (second_bytes - first_bytes) / (second - first)
-    if slope <= 0:  # other memory than that of the images is the peak
-        return 2 * second
-    return max(1, math.floor(first + (allowed - first_bytes) / slope))
+    if slope <= 0 or math.isinf(slope) or math.isnan(slope):  # other memory than that of the images is the peak
+        return math.inf
+    return first + (allowed - first_bytes) / slope
 
 
 def usable_bytes(memory_gb: float) -> float:
@@ -265,7 +333,7 @@ def _build_steps(
             "optim": optim,
             # Other losses take a few numbers per class and image, and class weights need the labels.
             "train": recipe.train.model_copy(update={"loss": CrossEntropyLoss(), "class_weights": "off"}),
-            "data": recipe.data.model_copy(update={"augment_on": "device"}),
+            "data": recipe.data.model_copy(update={"augment_on": "device"} if recipe.data.augment_on == "auto" else {}),
             "model": recipe.model.model_copy(
                 update={"norm": "batch"} if recipe.model.norm == "sync_batch" else {}  # which needs other ranks
             ),
@@ -311,14 +379,16 @@ def _with_statistics(info: DatasetInfo) -> DatasetInfo:
 
 
 def _make_batch(steps: TrialSteps, images: int) -> Batch:
-    """Return a batch on the host, whose memory is never touched."""
+    """Return a batch on the host that takes no memory there."""
     plan, transforms = steps.context.plan, steps.step.transforms
     side = max(side for _, side in plan.train_sizes)
     num_draws = sum(each.num_draws for each in transforms.augments)
     num_draws += transforms.mix.num_draws if transforms.mix else 0
-    pixels = torch.empty(images, plan.channels, side, side, dtype=batch_dtype(steps.step.transfer.pixels))
-    draws = torch.empty(images, num_draws, dtype=torch.float64)
-    return Batch(pixels, torch.empty(images, dtype=torch.int64), np.arange(images), draws)
+    # Views of one number, as the host may have less memory than the GPU that is quoted.
+    pixels = torch.zeros(1, dtype=batch_dtype(steps.step.transfer.pixels)).expand(images, plan.channels, side, side)
+    draws = torch.zeros(1, dtype=torch.float64).expand(images, num_draws)
+    labels = torch.zeros(1, dtype=torch.int64).expand(images)
+    return Batch(pixels, labels, np.broadcast_to(np.zeros(1, dtype=np.int64), images), draws)
 
 
 def _list_weights(model: nn.Module, precision: Precision) -> list[Tensor]:

@@ -7,11 +7,11 @@ from typing import Final
 
 import torch
 
-from paceline.core.errors import RecipeError
+from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.statistics import Interval
 from paceline.lab.predict.from_run import assume_buckets, compute_exposed_s
 from paceline.lab.predict.network import NetworkModel, all_reduce_time_s
-from paceline.lab.quote.memory import CONTEXT_BYTES, MemoryCounter, usable_bytes
+from paceline.lab.quote.memory import CONTEXT_BYTES, COUNT_ERRORS, MemoryCounter, usable_bytes
 from paceline.lab.quote.step_model import (
     Constants,
     KernelTable,
@@ -29,6 +29,7 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
 
 _HALF: Final[Mapping[str, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_HALF_BY_PREFERENCE: Final = ("bf16", "fp16")
 _GRADIENT_BYTES: Final = 4
 _BACKWARD_SHARE: Final = 2 / 3
 _FITTED_GPU: Final = "NVIDIA GeForce RTX 3090"
@@ -67,7 +68,9 @@ def count_step(recipe: Recipe, plan: Plan, precision: str) -> StepKernels:
         return count_kernels(
             model, plan.channels, plan.image_size, plan.image_size, autocast=_HALF.get(precision, None)
         )
-    except (NotImplementedError, RuntimeError, AssertionError) as error:
+    except PacelineError:  # a ValueError, whose message stands
+        raise
+    except COUNT_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         raise RecipeError(f"model.name: {recipe.model.name} cannot be counted: {reason} (quote another)") from None
 
@@ -78,7 +81,7 @@ def find_number_format(precision: str, gpu: Gpu) -> str:
     if kind == "fp64":
         raise RecipeError("train.precision: fp64 has no measurements to quote from (set fp32, tf32, fp16, bf16 or amp)")
     if kind == "amp":
-        return "bf16" if "bf16" in gpu.tflops else "fp16"
+        return next((each for each in _HALF_BY_PREFERENCE if each in gpu.tflops), "fp32")
     kind = "tf32" if kind == "torch" else kind
     if kind == "bf16" and "bf16" not in gpu.tflops:
         raise RecipeError(f"train.precision: {precision} has no units on {gpu.name} (set amp, which is fp16 there)")
@@ -103,7 +106,7 @@ def quote(
     update_table = KernelTable.build(list_update_kernels(step, recipe))
     update = predict_time(update_table, 1, gpu, number_format, layout, constants)
     micro = predict_time(build_step_table(step), plan.micro_batch, gpu, number_format, layout, constants)
-    buckets = assume_buckets(_GRADIENT_BYTES * step.params, _BACKWARD_SHARE * micro.seconds)
+    buckets = assume_buckets(_GRADIENT_BYTES * step.trained_params, _BACKWARD_SHARE * micro.seconds)
 
     def exposed_s(links: NetworkModel) -> float:
         return compute_exposed_s(buckets, lambda size: all_reduce_time_s(size, plan.world_size, ranks_per_node, links))

@@ -73,10 +73,10 @@ class ErrorConstants(Section):
     """How far predictions were off for networks of families that the fit did not see."""
 
     low: float
-    """Logarithm of (measured / predicted seconds) that 5 % of the networks of left-out families are below, without
-    kernels of `SLOW_KINDS`."""
+    """Logarithm of (measured / predicted seconds) that few networks of left-out families are below, without kernels of
+    `SLOW_KINDS`: 2 % in training and 6 % in inference, so that intervals hold about 90 % (benchmarks/quote.py)."""
     high: float
-    """The same that 5 % are above."""
+    """The same that as few are above."""
     slow_spread: float = Field(ge=0)
     """How much wider the interval is for a step of such kernels alone, as a multiple."""
 

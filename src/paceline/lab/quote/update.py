@@ -64,12 +64,15 @@ def list_update_kernels(step: StepKernels, recipe: Recipe) -> list[Kernel]:
         kernels += _list_kernels(step, *_ADAPTIVE_CLIP, tensors_per_launch=1)
     kernels += list_optimizer_kernels(step, optim.name, implementation)
     if isinstance(train.ema, Ema):
-        kernels += _list_kernels(step, _AVERAGE_PASSES / train.ema.every, 1)
+        kernels += _list_kernels(step, _AVERAGE_PASSES, 1, every=train.ema.every)
     return kernels
 
 
 def _list_kernels(
-    step: StepKernels, passes: float, operations: int, tensors_per_launch: int = _PER_LAUNCH
+    step: StepKernels, passes: float, operations: int, tensors_per_launch: int = _PER_LAUNCH, every: int = 1
 ) -> list[Kernel]:
-    launches = operations * math.ceil(step.tensors / tensors_per_launch)
-    return [Kernel("elementwise", 0.0, 0.0, 4 * passes * step.params / launches, ())] * launches
+    """Return the kernels of a step, on average over `every` steps of which one runs them."""
+    if not step.trained_tensors:
+        return []
+    launches = math.ceil(operations * math.ceil(step.trained_tensors / tensors_per_launch) / every)
+    return [Kernel("elementwise", 0.0, 0.0, 4 * passes * step.trained_params / every / launches, ())] * launches

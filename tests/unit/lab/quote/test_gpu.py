@@ -1,5 +1,6 @@
 """The specifications of GPUs agree with themselves, and a wrong file says where it is wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from paceline.core.errors import RecipeError
 from paceline.lab.predict.network import INTRA_NODE_LINKS
 from paceline.lab.quote.gpu import read_gpu
+from paceline.lab.quote.quote import find_number_format
 from paceline.measure.gpu import GPUS, find_gpu, list_gpu_names
 
 
@@ -36,7 +38,10 @@ def test_an_unknown_gpu_suggests_another() -> None:
     ("old", "new", "place"),
     [
         ("gb_per_s: 900", "gb_per_s: -1", "own.yaml:6: gb_per_s"),
-        ("fp32: 15.7", "fp32: 0", "own.yaml: tflops"),
+        ("fp32: 15.7", "fp32: 0", "own.yaml:5: tflops.fp32: 0"),
+        ("fp32: 15.7, ", "", "own.yaml:5: tflops: .*fp32"),
+        ("fp16: 125", "float16: 125", "own.yaml:5: tflops.float16: .*fp16"),
+        ("fp16: 125", "bfloat16: 125", "own.yaml:5: tflops.bfloat16: .*bf16"),
         ("nvlink2", "nvlink9", "own.yaml:11: link"),
     ],
 )
@@ -48,3 +53,27 @@ def test_a_wrong_file_is_refused_at_its_line(tmp_path: Path, old: str, new: str,
 
     with pytest.raises(RecipeError, match=place):
         read_gpu(str(path))
+
+
+def test_amp_is_the_best_format_of_16_bits_that_a_gpu_has() -> None:
+    gpu = read_gpu("a100")
+    rates = {"bf16": gpu.tflops, "fp16": {"fp32": 1.0, "fp16": 1.0}, "fp32": {"fp32": 1.0, "tf32": 1.0}}
+
+    for expected, tflops in rates.items():
+        assert find_number_format("amp", gpu.model_copy(update={"tflops": tflops})) == expected
+
+
+def test_the_memory_is_what_programs_can_use() -> None:
+    """The driver and ECC take a part of what the name says."""
+    named = {name: read_gpu(name) for name in list_gpu_names()}
+    sizes = {name: float(found[1]) for name, gpu in named.items() if (found := re.search(r"(\d+)GB", gpu.name))}
+    assert sizes
+
+    for name, size in sizes.items():
+        assert 0.9 * size < named[name].memory_gb < size
+
+
+@pytest.mark.parametrize(("device", "memory_gb"), [("Tesla V100-PCIE-16GB", 15.8), ("Tesla V100-PCIE-32GB", 31.7)])
+def test_cards_of_two_sizes_are_told_apart(device: str, memory_gb: float) -> None:
+    gpu = find_gpu(device)
+    assert gpu is not None and gpu.name == device and gpu.memory_gb == memory_gb

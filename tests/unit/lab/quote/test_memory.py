@@ -1,11 +1,15 @@
 """The counted memory of a step, against sums by hand; and the largest micro-batch of a GPU."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from paceline.core.dataset import DatasetInfo
+from paceline.core.errors import RecipeError
 from paceline.lab.quote.memory import MemoryCounter, StepMemory, count_step_memory, find_largest
+from paceline.lab.quote.quote import count_step
+from paceline.models.build import EmptyModel
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
 
@@ -25,6 +29,12 @@ SMALL = ["model.name=speednet95", "model.width=0.25", "data.batch_size=16", "tra
 
 def plan_of(recipe, ranks: int = 1) -> Plan:
     return Plan.derive(recipe, ranks, TRAIN, VAL, TRAIN.num_images)
+
+
+def counter_of(*words: str, ranks: int = 1, image_size=(64, 64)) -> tuple[MemoryCounter, Plan]:
+    recipe = load("synthetic", Patch.parse([*SMALL, *words])).recipe
+    train, val = (replace(each, image_size=image_size) for each in (TRAIN, VAL))
+    return MemoryCounter(recipe, train, val), Plan.derive(recipe, ranks, train, val, train.num_images)
 
 
 def count(*words: str, ranks: int = 1, number_format: str = "bf16") -> StepMemory:
@@ -89,6 +99,8 @@ def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
         (100, 10, 0, 1000, [1, 2, 90], 90),
         (100, 10, 0, 105, [4], 0),
         (100, 10, 0, 110, [4], 1),
+        (500_000_000, 1_000_000, 3_000_000_000, 20_000_000_000, [8], 19_500),  # on the floor up to 2,500
+        (500_000_000, 1_000_000, 3_000_000_000, 20_000_000_000, [8, 16], 19_500),
     ],
 )
 def test_a_line_is_followed_to_what_is_allowed(fixed, per_image, floor, allowed, known, largest) -> None:
@@ -99,4 +111,76 @@ def test_a_line_is_followed_to_what_is_allowed(fixed, per_image, floor, allowed,
         return max(floor, fixed + per_image * number)
 
     assert find_largest(needed, allowed, known) == largest
-    assert len(calls) <= len(known) + 5
+    assert len(calls) <= len(known) + 6
+
+
+@pytest.mark.parametrize("allowed", [130, 10_000])
+def test_a_number_that_cannot_be_counted_is_too_many(allowed: int) -> None:
+    """A count that needs hardly more for more images grows at most eightfold, and numbers below `least` are none."""
+    calls: list[int] = []
+
+    def needed(number: int) -> float:
+        calls.append(number)
+        return 100 + number / 1000 if number <= 20_000 else math.inf
+
+    found = find_largest(needed, allowed, [8], least=2)
+
+    assert found == pytest.approx(20_000, rel=0.35) and found <= 20_000
+    assert all(later <= 8 * max(calls[:number]) for number, later in enumerate(calls) if number)
+    assert find_largest(lambda number: 100.0 * number, 150, [8], least=2) == 0
+
+
+def test_a_micro_batch_larger_than_the_memory_of_the_host_is_counted() -> None:
+    counter, plan = counter_of("model.name=resnet18_cifar")
+
+    found = counter.count(plan, "bf16", 10**8)
+
+    assert found.allocated_bytes > 10**8 * 3 * 64 * 64
+
+
+def test_the_largest_of_several_micro_batches_leaves_room_for_gradients() -> None:
+    """A step of two micro-batches keeps the gradients of the first while the second runs."""
+    words = ("model.width=1",)
+    counter, plan = counter_of(*words, image_size=(32, 32))
+    split_counter, split_plan = counter_of(*words, "train.accumulate=2", image_size=(32, 32))
+    allowed = counter.count(plan, "bf16", 12).allocated_bytes
+
+    largest = counter.find_largest_micro_batch(plan, "bf16", allowed)
+
+    needed, more = (split_counter.count(split_plan, "bf16", each).allocated_bytes for each in (largest, largest + 1))
+    assert largest > 0 and needed <= allowed < more
+
+
+def test_one_image_for_batch_norm_is_an_error_of_the_batch_size() -> None:
+    words = "model.name=torchvision:resnet18", "model.width=1", "data.batch_size=4"
+    counter, plan = counter_of(*words, ranks=4, image_size=(32, 32))
+
+    with pytest.raises(RecipeError, match=r"data\.batch_size: 4 over 4 ranks.*data\.batch_size.*--ranks"):
+        counter.count(plan, "bf16", plan.micro_batch)
+
+    wider, two = counter_of(*words, ranks=2, image_size=(32, 32))
+    allowed = wider.count(two, "bf16", 2).allocated_bytes
+    assert wider.find_largest_micro_batch(two, "bf16", allowed) == 2
+    assert wider.find_largest_micro_batch(two, "bf16", allowed / 2) == 0
+
+
+@pytest.mark.parametrize("error", [IndexError, TypeError, ValueError])
+def test_an_odd_model_is_an_error_of_the_recipe(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self, images):
+        raise error("odd")
+
+    monkeypatch.setattr(EmptyModel, "forward", forward)
+    counter, plan = counter_of("model.name=empty", "model.width=1")
+
+    with pytest.raises(RecipeError, match=r"model\.name: .*empty.*odd"):
+        counter.count(plan, "bf16", 4)
+    with pytest.raises(RecipeError, match=r"model\.name: .*empty.*odd"):
+        count_step(load("synthetic", Patch.parse([*SMALL, "model.name=empty", "model.width=1"])).recipe, plan, "bf16")
+
+
+def test_augmentation_on_the_host_takes_no_memory_of_the_gpu() -> None:
+    """At the peak of a small network, the images and their flipped copies are there."""
+    words = "model.name=empty", "model.width=1", "data.augment=[flip]"
+    auto, device, host = (count(*words, f"data.augment_on={place}") for place in ("auto", "device", "host"))
+
+    assert host.allocated_bytes < device.allocated_bytes == auto.allocated_bytes

@@ -1,6 +1,7 @@
 """The kernels of an update follow the recipe: bytes and launches of each of its settings."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,20 @@ def test_a_fused_optimizer_moves_and_launches_less() -> None:
 )
 def test_settings_of_a_recipe_add_their_passes(train: dict, passes: float) -> None:
     assert megabytes(update(train=train)) - megabytes(update()) == pytest.approx(4 * passes)
+
+
+def test_an_average_of_every_nth_step_has_as_many_launches_fewer() -> None:
+    every, fifth = (len(update(train={"ema": {"every": number}})) - len(update()) for number in (1, 5))
+
+    assert (every, fifth) == (5, 1)  # of 100 tensors, 20 per launch
+
+
+def test_frozen_parameters_are_not_updated() -> None:
+    frozen = replace(STEP, frozen_params=STEP.params * 3 // 4, frozen_tensors=60)
+    whole, part = (list_optimizer_kernels(each, "sgd", "loop") for each in (STEP, frozen))
+
+    assert megabytes(part) == pytest.approx(megabytes(whole) / 4)
+    assert len(part) == len(whole) * 40 // 100
 
 
 def test_the_implementation_of_the_recipe_counts() -> None:
