@@ -10,6 +10,7 @@ from paceline.cli.options import QuoteOptions
 from paceline.cli.quote import quote
 from paceline.core.errors import DataError, RecipeError
 from paceline.core.quote_result import QuoteResult
+from paceline.lab.quote.memory import MemoryCounter
 from paceline.recipe.load import load
 
 ARGS = ["synthetic", "model.name=speednet95", "train.epochs=2", "data.batch_size=auto", "train.precision=amp"]
@@ -20,11 +21,18 @@ def options(**changes) -> QuoteOptions:
     return QuoteOptions(**{"args": ON_RANKS, "images": 50_000, "classes": 10, "image_size": 32, **changes})
 
 
+@pytest.fixture
+def without_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the largest micro-batch out, which takes seconds of tests that are about something else."""
+    monkeypatch.setattr(MemoryCounter, "find_largest_micro_batch", lambda *_: 64)
+
+
 def read_quotes(capsys: pytest.CaptureFixture[str], **changes) -> list[dict]:
     assert quote(options(as_json=True, **changes)) == 0
     return json.loads(capsys.readouterr().out)["quotes"]
 
 
+@pytest.mark.usefixtures("without_search")
 def test_each_gpu_is_quoted_for_each_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     quotes = read_quotes(capsys, gpu="t4,h100", ranks="1,8")
 
@@ -86,6 +94,7 @@ def test_what_cannot_be_quoted_is_refused(changes: dict, place: str) -> None:
         quote(options(**changes))
 
 
+@pytest.mark.usefixtures("without_search")
 def test_a_network_between_nodes_keeps_the_gpus_own_link_within_them(capsys: pytest.CaptureFixture[str]) -> None:
     def speed(gpu: str, network: str | None, ranks: str = "8") -> float:
         (found,) = read_quotes(capsys, gpu=gpu, ranks=ranks, network=network)
@@ -95,6 +104,7 @@ def test_a_network_between_nodes_keeps_the_gpus_own_link_within_them(capsys: pyt
     assert speed("A100", "10gbe", "16") < speed("a100", "ndr", "16")
 
 
+@pytest.mark.usefixtures("without_search")
 def test_notes_say_what_is_not_considered(capsys: pytest.CaptureFixture[str]) -> None:
     args = [*ON_RANKS, "train.precision=tf32", "parallel.compression=bf16", "train.compile=true", "optim.name=muon"]
     assert quote(options(args=args, gpu="a100", ranks="1,2")) == 0
@@ -106,6 +116,7 @@ def test_notes_say_what_is_not_considered(capsys: pytest.CaptureFixture[str]) ->
     assert "train.distill" not in out
 
 
+@pytest.mark.usefixtures("without_search")
 def test_blocks_that_run_again_and_a_weight_average_take_time_and_a_graph_saves_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -120,6 +131,7 @@ def test_blocks_that_run_again_and_a_weight_average_take_time_and_a_graph_saves_
     assert speed("data.rank_batch_size=8", "train.capture=on") > 1.5 * speed("data.rank_batch_size=8")
 
 
+@pytest.mark.usefixtures("without_search")
 def test_intervals_are_wider_in_a_format_that_was_not_fitted(capsys: pytest.CaptureFixture[str]) -> None:
     def width(precision: str) -> float:
         args = [*ON_RANKS, f"train.precision={precision}", "data.rank_batch_size=1024"]
@@ -136,6 +148,7 @@ def test_a_price_that_is_missing_is_named(tmp_path: Path) -> None:
         quote(options(gpu="t4,h100", prices=prices))
 
 
+@pytest.mark.usefixtures("without_search")
 def test_plans_have_a_row_per_price_and_name_the_cheapest_in_time(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
