@@ -266,7 +266,7 @@ def check(options: CheckOptions) -> int:
 
 @_verb("paceline probe runs/digits-20261121-101500 --images 2000", panel=_PREPARE)
 def probe(options: ProbeOptions) -> int:
-    """Find wrong labels, near duplicates, leaks and unusual images from a model's features."""
+    """Use a model's features to find wrong labels, near duplicates, leaks between splits and unusual images."""
     note_duplicate_work("probe")
     from paceline.cli.probe import probe as work
 
@@ -283,7 +283,7 @@ def lr_find(options: LrFindOptions) -> int:
 
 @_verb("paceline profile folder data.source.root=~/photos --trace", panel=_SPEED)
 def profile(options: ProfileOptions) -> int:
-    """Train for a few steps, and report where the time goes and what would make it faster."""
+    """Train for a few steps, and report where the time goes and what would make training faster."""
     from paceline.cli.profile import profile as work
 
     return work(options)
@@ -315,8 +315,8 @@ def ladder(options: LadderOptions) -> int:
 
 @_verb("paceline tune folder data.source.root=~/photos", panel=_SPEED)
 def tune(options: TuneOptions) -> int:
-    """Find the settings with which a recipe trains fastest without a worse loss or, with --learn, reaches the best
-    accuracy, and save them as a new recipe."""
+    """Find the settings that make a recipe train fastest without a worse loss (with --learn: reach the best accuracy),
+    and save them as a new recipe."""
     if options.learn:
         from paceline.cli.tune_learn import tune_learn
 

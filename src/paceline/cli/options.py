@@ -424,7 +424,7 @@ class SubmitOptions:
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="File of defaults for jobs on this cluster.",
+            help="Defaults for jobs on this cluster: the name of a site that paceline knows, or a file.",
             show_default="$PACELINE_SITE, or ~/.config/paceline/site.yaml",
         ),
     ] = None
@@ -479,7 +479,14 @@ class ProbeOptions:
 class DoctorOptions:
     """Options of `paceline doctor`."""
 
-    args: RecipeArgs = field(default_factory=list)
+    args: Annotated[
+        list[str],
+        _argument(
+            metavar="RECIPE|KEY=VALUE",
+            help="A recipe's name, a recipe file or a run directory to check too, then overrides such as optim.lr=0.4. "
+            "[default: the machine alone; with --mtbf: digits]",
+        ),
+    ] = field(default_factory=list)
     mtbf: Annotated[
         str | None,
         typer.Option(
@@ -492,7 +499,8 @@ class DoctorOptions:
         typer.Option(metavar="N|auto", help="Start this many ranks here, and check that they can communicate."),
     ] = None
     run_dir: Annotated[
-        Path | None, _folder_option(help="Folder in which run directories would be created.", show_default="runs")
+        Path | None,
+        _folder_option(help="Folder to check: the one in which your runs will be created.", show_default="runs"),
     ] = None
     trust_code: TrustCode = False
     oversubscribe: Oversubscribe = False
@@ -510,7 +518,8 @@ class CheckOptions:
         Path | None, _folder_option(help="A run whose model is used to find wrong labels among the validation images.")
     ] = None
     run_dir: Annotated[
-        Path | None, _folder_option(help="Folder in which run directories would be created.", show_default="runs")
+        Path | None,
+        _folder_option(help="Folder to check: the one in which your runs will be created.", show_default="runs"),
     ] = None
     images: Annotated[
         int,
@@ -585,7 +594,8 @@ class LadderOptions:
         list[str],
         _argument(
             metavar="LADDER|KEY=VALUE",
-            help="A ladder's name or file, then overrides of its recipe. With --script, the command. [default: auto]",
+            help="A ladder's name or file, then overrides of its recipe. With --script: the training script's command, "
+            "after `--`. [default: auto]",
         ),
     ] = field(default_factory=list)
     ranks: Ranks = "auto"
@@ -596,7 +606,8 @@ class LadderOptions:
         str | None,
         typer.Option(
             metavar="FILE|auto",
-            help="Measure any training script, whose command follows `--`, with the rungs of a ladder file or auto.",
+            help="Measure another training script instead of a recipe. FILE is a ladder file with the settings to "
+            "try; auto: the built-in ones. The script's command follows `--`.",
         ),
     ] = None
     run_dir: Annotated[Path | None, _folder_option(help="Folder to create.", show_default="runs/ladder-NAME-TIME")] = (
@@ -636,7 +647,7 @@ class ScaleOptions:
     ] = "auto"
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Numbers of nodes in a Slurm allocation, with --ranks on each node."),
+        typer.Option(metavar="N,N", help="Numbers of nodes to measure in a Slurm allocation, each with --ranks ranks."),
     ] = None
     mode: Annotated[
         str,
@@ -807,7 +818,10 @@ class QuoteOptions:
     args: RecipeArgs = field(default_factory=list)
     gpu: Annotated[
         str,
-        typer.Option(metavar="NAME,NAME", help="GPUs such as a100, h100 or 4090, or .yaml files of their datasheets."),
+        typer.Option(
+            metavar="NAME,NAME",
+            help="GPUs such as a100, h100 or 4090, or .yaml files with the datasheet values of other GPUs.",
+        ),
     ] = "a100,h100"
     ranks: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs to estimate for.")] = "1,8"
     images: Annotated[
@@ -849,8 +863,9 @@ class QuoteOptions:
         float | None,
         typer.Option(
             metavar="IMAGES/S",
-            help="What the data path of a node gives, as `paceline data bench` measures it there.",
-            show_default="as much as the GPUs take",
+            help="Images per second that data loading on one node delivers, as `paceline data bench` measures it on "
+            "such a node.",
+            show_default="as many as the GPUs can process",
         ),
     ] = None
     mtbf: Annotated[
@@ -863,7 +878,9 @@ class QuoteOptions:
         str | None,
         typer.Option(metavar="DURATION", help="Time from a failure to the next step.", show_default="10min"),
     ] = None
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the page as .html, .md or .json.")] = None
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the quote as .html, .md or .json.")] = (
+        None
+    )
     network: Annotated[
         str | None,
         _network_option(
@@ -934,7 +951,7 @@ class TuneOptions:
     seeds: Annotated[
         int | None,
         _option(
-            min=2, metavar="N", help="With --learn: final runs of the best candidate and of the recipe. [default: 3]"
+            min=2, metavar="N", help="With --learn: final runs of each, the best candidate and the recipe. [default: 3]"
         ),
     ] = None
     trust_code: TrustCode = False
@@ -1041,7 +1058,8 @@ class WhyOptions:
     rerun: Annotated[
         bool,
         _flag(
-            "--rerun", help="Rerun A with the differences of B applied one at a time, and measure how much each adds."
+            "--rerun",
+            help="Rerun A with the differences between A and B applied one at a time, and measure the effect of each.",
         ),
     ] = False
     steps: Annotated[int, typer.Option(min=5, metavar="N", help="--rerun: steps to measure per run.")] = 30
