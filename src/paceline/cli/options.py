@@ -213,8 +213,8 @@ class PredictOptions:
         str | None,
         typer.Option(
             metavar="RATE|auto",
-            help="Mark images unlike the training images. RATE, such as 0.01, is the share of images like the "
-            "training images that may be marked by mistake; auto: 0.05. Run paceline probe RUN first.",
+            help="Mark images unlike the training images. RATE, such as 0.01, is the false-positive rate: the "
+            "share marked by mistake of images that do resemble them; auto: 0.05. Run paceline probe RUN first.",
         ),
     ] = None
     explain: Annotated[
@@ -434,7 +434,10 @@ class SubmitOptions:
     ] = None
     trust_code: TrustCode = False
     array: Annotated[
-        bool, _flag("--array", help="Run a ladder, scale, batch-study or cv as a job array, one task per run.")
+        bool,
+        _flag(
+            "--array", help="Run the command, ladder, scale, batch-study or cv, as a job array with one task per run."
+        ),
     ] = False
     wait: Annotated[bool, _flag("--wait", help="Wait for the job, print its output, and exit with its code.")] = False
     dry_run: Annotated[
@@ -846,17 +849,22 @@ class QuoteOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML file with the fields date, currency, per_gpu_hour (a price for each GPU) and, optionally, spot.",
+            help="YAML file with date, currency and per_gpu_hour, a mapping from GPUs to hourly prices; spot is optional, "
+            "a mapping from GPUs to per_gpu_hour and hours_between_interruptions.",
         ),
     ] = None
     by: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Name the cheapest plan that ends within this time, such as 24h."),
+        typer.Option(
+            metavar="DURATION",
+            help="Name the cheapest GPU, number of GPUs and pricing that finish training within this time, such as 24h.",
+        ),
     ] = None
     budget: Annotated[
         float | None,
         typer.Option(
-            metavar="AMOUNT", help="Name the fastest plan that costs at most this, in the currency of the price file."
+            metavar="AMOUNT",
+            help="Name the fastest GPU, number of GPUs and pricing that cost at most this, in the currency of --prices.",
         ),
     ] = None
     loader_rate: Annotated[
@@ -951,7 +959,9 @@ class TuneOptions:
     seeds: Annotated[
         int | None,
         _option(
-            min=2, metavar="N", help="With --learn: final runs of each, the best candidate and the recipe. [default: 3]"
+            min=2,
+            metavar="N",
+            help="With --learn: final runs of the best candidate, and as many of the recipe. [default: 3]",
         ),
     ] = None
     trust_code: TrustCode = False
@@ -1088,7 +1098,9 @@ class ReportOptions:
         int | None,
         typer.Option(min=0, max=65535, metavar="PORT", help="Port for --follow.", show_default="a free one"),
     ] = None
-    as_json: AsJson = False
+    as_json: Annotated[
+        bool, _flag("--json", help="Print where the report is as JSON on stdout; --format json is the report itself.")
+    ] = False
 
 
 JOB_VERBS: Final[dict[str, type]] = {
