@@ -26,12 +26,12 @@ BAD = {
     "an unknown key": (
         f"{TRAIN}optim:\n  learning_rate: 1\n",
         "r.yaml:3: optim.learning_rate: ",
-        "(did you mean 'lr'?)",
+        "(did you mean 'optim.lr'?)",
     ),
     "a misspelled key": (
         f"{TRAIN}optim: {{momentun: 0.9}}\n",
         "r.yaml:2: optim.momentun: ",
-        "did you mean 'momentum'?",
+        "did you mean 'optim.momentum'?",
     ),
     "an unknown section": (f"{TRAIN}model_name: x\n", "r.yaml:2: model_name: ", "("),
     "text for a number": (f"{TRAIN}data:\n  batch_size: many\n", "r.yaml:3: data.batch_size: ", "'many'"),

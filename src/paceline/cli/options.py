@@ -214,7 +214,8 @@ class PredictOptions:
         typer.Option(
             metavar="RATE|auto",
             help="Mark images unlike the training images. RATE, such as 0.01, is the false-positive rate: the "
-            "share marked by mistake of images that do resemble them; auto: 0.05. Run paceline probe RUN first.",
+            "share of images like the training images that are marked anyway; auto: 0.05. "
+            "Run paceline probe RUN first.",
         ),
     ] = None
     explain: Annotated[
@@ -436,7 +437,7 @@ class SubmitOptions:
     array: Annotated[
         bool,
         _flag(
-            "--array", help="Run the command, ladder, scale, batch-study or cv, as a job array with one task per run."
+            "--array", help="Run the command (ladder, scale, batch-study or cv) as a job array, with one task per run."
         ),
     ] = False
     wait: Annotated[bool, _flag("--wait", help="Wait for the job, print its output, and exit with its code.")] = False
@@ -526,7 +527,11 @@ class CheckOptions:
     ] = None
     images: Annotated[
         int,
-        typer.Option(min=2, metavar="N", help="Compare at most N images; from a larger dataset, take a random sample."),
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Look for copies among at most N images; from a larger dataset, take a random sample.",
+        ),
     ] = 100_000
     seconds: Annotated[
         float,
@@ -946,8 +951,8 @@ class TuneOptions:
         str | None,
         _option(
             metavar="N|TIME",
-            help="Maximum number of runs. With --learn, the cost of the search in full training runs, or a time such "
-            "as 2h. [default with --learn: 16]",
+            help="Maximum number of runs. With --learn, the maximum cost of the search, in full training runs or as "
+            "a time such as 2h. [default with --learn: 16]",
         ),
     ] = None
     learn: Annotated[
@@ -1072,8 +1077,8 @@ class WhyOptions:
             help="Rerun A with the differences between A and B applied one at a time, and measure the effect of each.",
         ),
     ] = False
-    steps: Annotated[int, typer.Option(min=5, metavar="N", help="--rerun: steps to measure per run.")] = 30
-    repeats: Annotated[int, typer.Option(min=2, metavar="N", help="--rerun: pairs of runs per difference.")] = 3
+    steps: Annotated[int, typer.Option(min=5, metavar="N", help="With --rerun: steps to measure per run.")] = 30
+    repeats: Annotated[int, typer.Option(min=2, metavar="N", help="With --rerun: pairs of runs per difference.")] = 3
     trust_code: TrustCode = False
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the explanation as .html, .md or .json.")
@@ -1099,7 +1104,8 @@ class ReportOptions:
         typer.Option(min=0, max=65535, metavar="PORT", help="Port for --follow.", show_default="a free one"),
     ] = None
     as_json: Annotated[
-        bool, _flag("--json", help="Print where the report is as JSON on stdout; --format json is the report itself.")
+        bool,
+        _flag("--json", help="Print the path of the report as JSON on stdout; --format json prints the report itself."),
     ] = False
 
 

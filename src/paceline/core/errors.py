@@ -53,10 +53,14 @@ class WatchError(PacelineError):
     exit_code = 1
 
 
-def suggest_similar(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'x'?)` for the known word closest to `word`, ignoring case, or ""."""
+def suggest_similar(word: str, known: Iterable[str], section: str = "") -> str:
+    """Return ` (did you mean 'x'?)` for the known word closest to `word`, ignoring case, or "".
+
+    Fields of a `section` are written with it, as in `'optim.lr'`.
+    """
     folded: dict[str, str] = {}
     for each in known:
         folded.setdefault(each.casefold(), each)
     matches = get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.6)
-    return f" (did you mean '{folded[matches[0]]}'?)" if matches else ""
+    before = f"{section}." if section else ""
+    return f" (did you mean '{before}{folded[matches[0]]}'?)" if matches else ""

@@ -97,6 +97,7 @@ def _message(path: str, details: list[ErrorDetails], model: type[BaseModel]) -> 
 
 
 def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    section = path.rpartition(".")[0]
     sections, variants = _sections_at(loc, model), _sections_at(loc[:-1], model)
     known = list(sections[0].model_fields)
     others = variants if len(variants) > 1 else []
@@ -104,17 +105,16 @@ def _unknown_field_message(path: str, leaf: str, loc: tuple[str | int, ...], mod
     # Most specific advice first: an argument of a plugin, a field of another variant, another trainer's name, the right
     # field in another section, a typing error.
     if loc and loc[-1] == IMPORT_PATH_FORM:
-        section = path.rpartition(".")[0]
         return f"no such field (one of {', '.join(known)}; arguments of your own code are {section}.args.{leaf})"
     if owners:
         chosen, fields = loc[-1], ", ".join(known)
         return f"has no effect with {chosen}, only with {', '.join(owners)} ({chosen} has {fields})"
     if (synonym := _SYNONYMS.get(leaf)) in known:
-        return f"no such field (did you mean {synonym!r}?)"
+        return f"no such field (did you mean {'.'.join(filter(None, (section, synonym)))!r}?)"
     elsewhere = paths_of(leaf) if leaf != "name" and model is Recipe else []
     if elsewhere:
         return f"no such field (did you mean {' or '.join(map(repr, elsewhere))}?)"
-    return "no such field" + (suggest_similar(leaf, known) or f" (one of {', '.join(known)})")
+    return "no such field" + (suggest_similar(leaf, known, section) or f" (one of {', '.join(known)})")
 
 
 def _expected_value(detail: ErrorDetails) -> str:

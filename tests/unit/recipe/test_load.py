@@ -174,7 +174,7 @@ def test_an_item_of_a_list_comes_from_where_the_list_does(write):
     [
         ("optim:\n  lr: x\n", "r.yaml:2: optim.lr: 'x' should be a number"),
         ("data:\n  std:\n  - 1\n  - -1\n", "r.yaml:2: data.std[1]: -1 should be greater than 0"),
-        ("optim:\n\n  momentun: 1\n", "r.yaml:3: optim.momentun: no such field (did you mean 'momentum'?)"),
+        ("optim:\n\n  momentun: 1\n", "r.yaml:3: optim.momentun: no such field (did you mean 'optim.momentum'?)"),
         ("optim:\n", "r.yaml:1: optim: None is a value where a section is needed (set a field below it)"),
         ("", "train: is needed (set train=...)"),
     ],
@@ -247,7 +247,7 @@ def test_a_name_that_is_almost_a_recipe_is_refused_with_a_suggestion(name, fix) 
 
 
 def test_a_field_by_the_name_that_other_trainers_have_for_it_is_refused_with_ours() -> None:
-    with pytest.raises(RecipeError, match=r"^optim.learning_rate: no such field \(did you mean 'lr'\?\)"):
+    with pytest.raises(RecipeError, match=r"^optim.learning_rate: no such field \(did you mean 'optim.lr'\?\)"):
         load("digits", Patch.parse(["optim.learning_rate=0.1"]))
 
 
