@@ -36,7 +36,7 @@ def test_an_unknown_recipe_is_refused_with_a_suggestion(paceline) -> None:
 
 
 def test_a_misspelt_key_is_refused_with_a_suggestion(paceline) -> None:
-    paceline("train", "data.batch_siz=3").assert_error("data.batch_siz", "did you mean 'batch_size'?")
+    paceline("train", "data.batch_siz=3").assert_error("data.batch_siz", "did you mean 'data.batch_size'?")
 
 
 def test_a_misspelt_verb_or_option_is_refused(paceline) -> None:

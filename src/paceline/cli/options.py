@@ -854,22 +854,24 @@ class QuoteOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML file with date, currency and per_gpu_hour, a mapping from GPUs to hourly prices; spot is "
-            "optional, a mapping from GPUs to per_gpu_hour and hours_between_interruptions.",
+            help="YAML file with the keys date, currency and per_gpu_hour (a mapping from GPUs to hourly prices), and "
+            "optionally spot (a mapping from GPUs to per_gpu_hour and hours_between_interruptions).",
         ),
     ] = None
     by: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="Name the cheapest GPU, number of GPUs and pricing that finish training in this time, such as 24h.",
+            help="Name the cheapest combination of GPU, number of GPUs and pricing that finishes training in this "
+            "time, such as 24h.",
         ),
     ] = None
     budget: Annotated[
         float | None,
         typer.Option(
             metavar="AMOUNT",
-            help="Name the fastest GPU, number of GPUs and pricing for at most this, in the currency of --prices.",
+            help="Name the combination of GPU, number of GPUs and pricing that trains fastest for at most this amount, "
+            "in the currency of --prices.",
         ),
     ] = None
     loader_rate: Annotated[

@@ -154,7 +154,7 @@ def test_a_job_that_slurm_rejects_leaves_no_files(here: Path, tmp_path: Path):
         (["digits"], {"ranks_per_node": 7}, "data.batch_size: "),
         (["digits", "optim.lrr=1"], {}, "optim.lrr: no such field"),
         (["nothing"], {}, "'nothing': is neither a preset"),
-        (["digits", "slurm.tme=2h"], {}, "slurm.tme: no such field (did you mean 'time'?)"),
+        (["digits", "slurm.tme=2h"], {}, "slurm.tme: no such field (did you mean 'slurm.time'?)"),
         (["digits", "kubernetes.image=a"], {}, "kubernetes.image: has no effect with --engine slurm"),
         (["digits"], {"engine": "pbs"}, "--engine: 'pbs' is not a scheduler"),
         (["digits"], {"wait": True, "dry_run": True}, "--wait: there is nothing to wait for"),

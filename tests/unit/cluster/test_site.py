@@ -84,11 +84,11 @@ BAD = {
     "an unknown engine": ("lsf: {queue: a}", "site.yaml:1: lsf: no such field (one of slurm, kubernetes)"),
     "a misspelled field": (
         "slurm:\n  acount: me",
-        "site.yaml:2: slurm.acount: no such field (did you mean 'account'?)",
+        "site.yaml:2: slurm.acount: no such field (did you mean 'slurm.account'?)",
     ),
     "an unknown field below": (
         "slurm:\n  container: {runtime: apptainer, image: a, mount: b}",
-        "site.yaml:2: slurm.container.mount: no such field (did you mean 'mounts'?)",
+        "site.yaml:2: slurm.container.mount: no such field (did you mean 'slurm.container.mounts'?)",
     ),
     "no length of time": ("slurm: {time: 02:00:00}", "site.yaml:1: slurm.time: '02:00:00'"),
     "a length of training": ("slurm: {time: 5ep}", "site.yaml:1: slurm.time: '5ep'"),

@@ -30,7 +30,10 @@ UNKNOWN_KEYS = [
     (["dat.batch_size=3"], "dat: no such field (did you mean 'data'?)"),
     (["data.batchsize=3"], "data.batchsize: no such field (did you mean 'data.batch_size'?)"),
     (["data.source.nme=3"], "data.source.nme: no such field (did you mean 'data.source.name'?)"),
-    (["data.source={name: synthetic, channel: 1}"], "data.source.channel: no such field (did you mean 'data.source.channels'?)"),
+    (
+        ["data.source={name: synthetic, channel: 1}"],
+        "data.source.channel: no such field (did you mean 'data.source.channels'?)",
+    ),
     (["optim.momentun=1"], "optim.momentun: no such field (did you mean 'optim.momentum'?)"),
     (["optim.name=adam", "optim.beta=1"], "optim.beta: no such field (did you mean 'optim.betas'?)"),
     (
@@ -38,7 +41,10 @@ UNKNOWN_KEYS = [
         f"optim.momentum: has no effect with adam, only with {WITH_MOMENTUM} (adam has {OF_ADAM})",
     ),
     (["schedule.warmupp=1ep"], "schedule.warmupp: no such field (did you mean 'schedule.warmup'?)"),
-    (["data.augment=[rotate, {name: flip, pp: 1}]"], "data.augment[1].pp: no such field (did you mean 'data.augment[1].p'?)"),
+    (
+        ["data.augment=[rotate, {name: flip, pp: 1}]"],
+        "data.augment[1].pp: no such field (did you mean 'data.augment[1].p'?)",
+    ),
     (["train.stop={top: 0.5, top1: 0.5}"], "train.stop.top: no such field (did you mean 'train.stop.top1'?)"),
     (["log.tensorbord=on"], "log.tensorbord: no such field (did you mean 'log.tensorboard'?)"),
     (["lr=0.1"], "lr: no such field (did you mean 'optim.lr'?)"),
@@ -153,7 +159,10 @@ SEVERAL = [
     (["optim.lr=a", "seed=x"], "seed: 'x' should be a whole number; 1 more like this"),
     (["optim.lr=a", "seed=x", "model.width=b"], "seed: 'x' should be a whole number; 2 more like this"),
     (["data.mean=[a, b, c]"], "data.mean[0]: 'a' should be a number; 2 more like this"),
-    (["seed=x", "optim.momentun=1"], "optim.momentun: no such field (did you mean 'optim.momentum'?); 1 more like this"),
+    (
+        ["seed=x", "optim.momentun=1"],
+        "optim.momentun: no such field (did you mean 'optim.momentum'?); 1 more like this",
+    ),
     (["train.stop={top: 0.5}"], "train.stop.top: no such field (did you mean 'train.stop.top1'?); 1 more like this"),
 ]
 

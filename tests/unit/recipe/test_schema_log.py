@@ -28,7 +28,10 @@ def test_options_and_parts_of_ones_own_stand_in_the_same_list() -> None:
     ("value", "says"),
     [
         ("[wanb]", "log.sinks[0]: 'wanb' is not one of wandb, mlflow, trackio"),
-        ("[mlflow, {name: wandb, projekt: p}]", "log.sinks[1].projekt: no such field (did you mean 'log.sinks[1].project'?)"),
+        (
+            "[mlflow, {name: wandb, projekt: p}]",
+            "log.sinks[1].projekt: no such field (did you mean 'log.sinks[1].project'?)",
+        ),
         ("[wandb, mlflow, wandb]", "log.sinks: wandb is named twice (name it once)"),
         ("[{name: mlflow, experiment: a/b}]", "log.sinks[0].experiment: 'a/b' is not a name: "),
         ("wandb", "log.sinks: 'wandb' should be a list"),
