@@ -163,6 +163,8 @@ def value_cell(key: str, value: Any) -> TableCell:
         return count_cell(amount)
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return text_cell(", ".join(value), 300)
+    if isinstance(value, dict) and not any(isinstance(each, dict | list) for each in value.values()):
+        return text_cell(", ".join(f"{name} {each}" for name, each in value.items()), 300)
     if isinstance(value, dict | list):
         return text_cell(json.dumps(value), 300)
     return text_cell("unknown" if value == "" else value, 300)
