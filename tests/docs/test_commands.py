@@ -1,7 +1,7 @@
 """Every command of every page is executed in a shell as it is written, or a mark above it explains why not.
 
 `test_tutorial.py` follows the pages of the tutorial with the installed wheel, unchanged. Commands that would take too
-long are executed here, with the arguments of their marks; the others are only parsed. `make test` runs the README and
+long are executed here, with the arguments of their marks; the others are only parsed. The gate runs the README and
 the pages in `coming-from`, `make test-long` all others; both check the arguments of every command.
 """
 
@@ -49,8 +49,8 @@ def name_of(page: Path) -> str:
 
 
 def typed_when(page: Path) -> ParameterSet:
-    """Return `page` as a test parameter, marked `long` unless `make test` runs it."""
-    is_short = (page.name == "README.md" and page.parent == ROOT) or page.parent.name in ("coming-from", "tutorial")
+    """Return `page` as a test parameter, marked `long` unless the gate runs it."""
+    is_short = (page.name == "README.md" and page.parent == ROOT) or page.parent.name == "coming-from"
     return pytest.param(page, id=name_of(page), marks=() if is_short else pytest.mark.long)
 
 

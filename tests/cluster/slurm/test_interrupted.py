@@ -34,6 +34,7 @@ def test_a_run_preempted_repeatedly_has_the_same_weights(
     assert_same_run(run, uninterrupted(*args))
 
 
+@pytest.mark.long
 def test_a_run_on_a_lost_node_is_requeued_when_the_node_returns(
     slurm, recipe: tuple[str, ...], uninterrupted, assert_same_run, tmp_path: Path
 ) -> None:
