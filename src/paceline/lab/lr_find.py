@@ -25,7 +25,7 @@ MIN_STEPS: Final = 10
 SERIES: Final = (1, 1.5, 2, 3, 5, 7, 10)
 """Suggestions are one of these times a power of ten: a range test is no more accurate than their distance."""
 _ROUNDED: Final = (
-    "rounded to 1, 1.5, 2, 3, 5 or 7 times a power of ten. The guide to learning rates compares this rule with others."
+    "rounded to 1, 1.5, 2, 3, 5 or 7 times a power of ten. The guide to learning rates says how this rule was chosen."
 )
 RULE: Final = (
     "The suggestion is the highest rate, past the minimum of the smoothed loss, before the loss has risen by "
