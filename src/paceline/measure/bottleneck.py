@@ -5,7 +5,7 @@ nothing. No advice changes what is trained, neither batch size nor epochs; what 
 set, is advised in a sentence. The rules are in `docs/explanation/verdict.md`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final, Literal
@@ -164,6 +164,10 @@ class _TimeLoss:
     def is_large(self) -> bool:
         return self.seconds > 0 and self.seconds >= self.least_share * self.of_s
 
+    def outlasts(self, lost_s: float) -> bool:
+        """Return whether it stays large, and larger than `lost_s`, if all of the lost CPU time was part of it."""
+        return self.seconds - lost_s > lost_s and self.seconds - lost_s >= self.least_share * self.of_s
+
     def to_result(self) -> BottleneckResult:
         ceiling = ""
         if self.seconds < self.of_s:
@@ -182,20 +186,20 @@ def find_bottleneck(
 ) -> BottleneckResult:
     """Find the bottleneck in the summary of rank 0: the largest loss above its threshold, else computing.
 
-    Lack of CPU time comes first, unless a GPU was busy all the same; then pauses, which take more than half of all
-    time, and then steps. `straggler`, `communication` and `cpu` are of the measured steps; without `straggler`, waiting
-    between ranks counts as communication.
+    Lack of CPU time comes first, unless a GPU was busy all the same or a wait is too long to come from it; then pauses,
+    which take more than half of all time, and then steps. `straggler`, `communication` and `cpu` are of the measured
+    steps; without `straggler`, waiting between ranks counts as communication.
     """
     if summary.n == 0:
         to_try = "measure.warmup_steps=0" if summary.warmup_s > 0 else ""
         return BottleneckResult("unknown", "No step was counted.", "", to_try)
+    late = _Lateness.of(straggler, summary.n)
+    waits = [loss for loss in _wait_losses(summary, settings, late, communication) if loss.is_large]
     # Without CPU time, stage times mean little: check it first.
-    starved = None if cpu is None or _keeps_gpu_busy(summary, settings) else _cpu_starved_loss(cpu, settings)
+    starved = None if cpu is None or _keeps_gpu_busy(summary, settings) else _cpu_starved_loss(cpu, settings, waits)
     if starved is not None:
         return starved
-    late = _Lateness.of(straggler, summary.n)
-    for losses in (_pause_losses(summary, settings), _wait_losses(summary, settings, late, communication)):
-        large = [loss for loss in losses if loss.is_large]
+    for large in ([loss for loss in _pause_losses(summary, settings) if loss.is_large], waits):
         if large:
             return max(large, key=lambda loss: loss.seconds).to_result()
     # Last, as ranks that wait for data or for one another do not compete for cores.
@@ -210,12 +214,13 @@ def _keeps_gpu_busy(summary: ClockSummary, used: RunSettings) -> bool:
     return _device_s(summary, *COMPUTE) >= BUSY_GPU_SHARE * summary.wall_s
 
 
-def _cpu_starved_loss(cpu: CpuResult, used: RunSettings) -> BottleneckResult | None:
+def _cpu_starved_loss(cpu: CpuResult, used: RunSettings, waits: Sequence[_TimeLoss]) -> BottleneckResult | None:
     if cpu.wall_s < LEAST_CPU_WALL_S:
         return None
     rank = f" rank {cpu.rank} wanted" if used.world_size > 1 else " training wanted"
     cores = count(cpu.cores, "core")
-    if cpu.share >= LOST_CPU_SHARE and cpu.lost_s >= LOST_CPU_WALL * cpu.wall_s:
+    is_starved = cpu.share >= LOST_CPU_SHARE and cpu.lost_s >= LOST_CPU_WALL * cpu.wall_s
+    if is_starved and not any(loss.outlasts(cpu.lost_s) for loss in waits):
         evidence = (
             f"Other processes held the cores {_format_share(cpu.share)} of the time that{rank} to run: they kept "
             f"{cpu.others_cores:.1f} of {cores} busy. Measure again when nothing else runs here."

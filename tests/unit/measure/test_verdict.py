@@ -501,6 +501,20 @@ def test_a_gpu_that_is_kept_busy_all_the_same_is_what_holds_the_run_back() -> No
 
 
 @pytest.mark.parametrize(
+    ("wait_s", "lost_s", "bottleneck"),
+    [
+        (6.0, 2.9, "communication-bound"),
+        (6.0, 3.1, "cpu-starved"),  # as large as the rest of the wait
+        (2.4, 0.5, "cpu-starved"),  # without it the wait is less than a fifth
+    ],
+)
+def test_a_wait_far_longer_than_the_lost_time_is_the_bottleneck(wait_s: float, lost_s: float, bottleneck: str) -> None:
+    waiting = summary_of(exposed_communication=wait_s, forward=10.0 - wait_s)
+    assert find_bottleneck(waiting, cpu=cpu(share=0.3, lost_s=lost_s)).bottleneck == bottleneck
+    assert find_bottleneck(waiting, cpu=cpu(throttled_share=0.3)).bottleneck == "cpu-throttled"
+
+
+@pytest.mark.parametrize(
     ("share", "lost_s", "bottleneck"),
     [
         (0.1, 0.5, "cpu-starved"),
