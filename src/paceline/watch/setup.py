@@ -32,6 +32,7 @@ _MAX_VARIABLE: Final = 1000
 _MAX_FILES: Final = 50
 _MAX_FILE_BYTES: Final = 1 << 20
 _DIGEST: Final = 8
+_DEFAULT_PREFETCH_FACTOR: Final = 2
 _LIBRARIES: Final = ("torchvision.", "timm.", "albumentations.")
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
@@ -194,8 +195,11 @@ def _is_number(text: str) -> bool:
 def _describe_loader(loader: Any) -> Iterator[tuple[str, Any]]:
     if loader is None:
         return
-    for name in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "drop_last", "batch_size"):
+    for name in ("num_workers", "pin_memory", "persistent_workers", "drop_last", "batch_size"):
         yield f"loader.{name}", getattr(loader, name, None)
+    # None without workers and torch's default with them, which is no difference beside that of the workers.
+    prefetch_factor = getattr(loader, "prefetch_factor", None)
+    yield "loader.prefetch_factor", None if prefetch_factor == _DEFAULT_PREFETCH_FACTOR else prefetch_factor
     yield "loader.sampler", type(loader.sampler).__name__
     yield "loader.collate", getattr(loader.collate_fn, "__qualname__", None)
     dataset = loader.dataset
