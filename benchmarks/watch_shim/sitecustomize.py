@@ -111,11 +111,12 @@ def use_model(factory: ModuleType, name: str | None) -> None:
 
 
 class Stopwatch:
-    """The times of optimizer steps, their losses and the optimizers."""
+    """The times of optimizer steps, of a clock and of this process's CPUs, their losses and the optimizers."""
 
     def __init__(self, torch: Any, out: str) -> None:
         self._out = Path(f"{out}-{rank()}.json")
         self._times_s: list[float] = []
+        self._cpu_s: list[float] = []
         self._losses: list[Any] = []
         self._optimizers: dict[int, Any] = {}
         before(torch.Tensor, "backward", lambda loss, *args, **kwargs: self._losses.append(loss.detach().clone()))
@@ -123,6 +124,7 @@ class Stopwatch:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._times_s.append(time.perf_counter())
+        self._cpu_s.append(time.process_time())
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
             if len(self._optimizers) == 1:
@@ -131,8 +133,8 @@ class Stopwatch:
     def _write(self) -> None:
         groups = [group for each in self._optimizers.values() for group in each.param_groups]
         weights = [each.detach() for group in groups for each in group["params"]]
-        found = {"times_s": self._times_s, "losses": digest(self._losses), "weights": digest(weights)}
-        self._out.write_text(json.dumps(found))
+        times = {"times_s": self._times_s, "cpu_s": self._cpu_s}
+        self._out.write_text(json.dumps({**times, "losses": digest(self._losses), "weights": digest(weights)}))
 
 
 def digest(tensors: list[Any]) -> str:
