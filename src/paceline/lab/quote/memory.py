@@ -23,6 +23,7 @@ from paceline.data.sampler import ShuffleSampler
 from paceline.measure.caching_allocator import CachingAllocator
 from paceline.measure.clock import NullClock
 from paceline.measure.memory import DEVICE_SHARE, StorageCounter
+from paceline.models.compiled import CompiledGraphs, CompiledModel, trace_compiled
 from paceline.models.meta_gpu import MetaGpu
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
@@ -135,11 +136,18 @@ class _KindClock(NullClock):  # type: ignore[misc]  # a step tells its stages to
 
 
 def count_step_memory(
-    recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, number_format: str, micro_batch: int
+    recipe: Recipe,
+    plan: Plan,
+    train: DatasetInfo,
+    val: DatasetInfo,
+    number_format: str,
+    micro_batch: int,
+    graphs: CompiledGraphs | None = None,
 ) -> StepMemory:
-    """Count the memory of a step without a compiler, after the first step, which creates the optimizer's state.
+    """Count the memory of a step, after the first step, which creates the optimizer's state.
 
-    `number_format` is that of `find_number_format`. A step of several micro-batches is counted with two of them.
+    `number_format` is that of `find_number_format`. A step of several micro-batches is counted with two of them. With
+    `graphs` the model is compiled.
     """
     allocator = CachingAllocator()
     gpu, counter = MetaGpu(), StorageCounter(allocator, device_type="meta")
@@ -150,9 +158,21 @@ def count_step_memory(
         counter.kind = "other"
         steps = _build_steps(recipe, plan, train, val, precision)
         step = replace(steps.step, clock=_KindClock(counter), accumulate=num_micro_batches)
+        if graphs is not None:
+            step = replace(step, replica=CompiledModel(steps.model, graphs))
         _run_steps(recipe, steps, step, counter, num_micro_batches * micro_batch, has_ddp=has_ddp)
     parts = {kind: num_bytes for kind, num_bytes in sorted(counter.parts_at_peak.items()) if num_bytes}
     return StepMemory(micro_batch, counter.peak, allocator.reserved, parts, has_batch_norm(steps.model))
+
+
+def _trace_step(recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, number_format: str) -> CompiledGraphs:
+    """Trace the model of a run. Raise one of `COUNT_ERRORS` if it cannot be traced."""
+    gpu = MetaGpu()
+    precision = _build_precision(recipe.train, number_format, gpu)
+    with torch.random.fork_rng(devices=[]), gpu:
+        steps = _build_steps(recipe, plan, train, val, precision)
+    side = max(side for _, side in plan.train_sizes)
+    return trace_compiled(steps.model, (plan.channels, side, side), precision.autocast_dtype, gpu)
 
 
 def _run_steps(
@@ -186,19 +206,25 @@ def _run_steps(
 
 
 class MemoryCounter:
-    """Count the memory of steps of a recipe on images like those of `train` and `val`, each kind of step once."""
+    """Count the memory of steps of a recipe on images like those of `train` and `val`, each kind of step once.
+
+    A compiled model that cannot be traced is counted without the compiler: `is_without_compiler`.
+    """
 
     def __init__(self, recipe: Recipe, train: DatasetInfo, val: DatasetInfo) -> None:
         self._recipe, self._train, self._val = recipe, train, val
         self._counted: dict[tuple[str, bool, bool], dict[int, StepMemory]] = {}
+        self._graphs: dict[str, CompiledGraphs | None] = {}
+        self.is_without_compiler = False
 
     def count(self, plan: Plan, number_format: str, micro_batch: int) -> StepMemory:
         """Count a step of `plan` with other micro-batches. Raise `RecipeError` if the model cannot be counted."""
         points = self._points(plan, number_format)
         if micro_batch not in points:
             try:
+                graphs = self._trace(plan, number_format)
                 points[micro_batch] = count_step_memory(
-                    self._recipe, plan, self._train, self._val, number_format, micro_batch
+                    self._recipe, plan, self._train, self._val, number_format, micro_batch, graphs
                 )
             except PacelineError:  # a ValueError, whose message stands
                 raise
@@ -243,6 +269,16 @@ class MemoryCounter:
 
         known = [images // unit for images in points if images % unit == 0]
         return unit * find_largest(count, allowed, known or [max(1, surely_counted // unit)], -(-least // unit))
+
+    def _trace(self, plan: Plan, number_format: str) -> CompiledGraphs | None:
+        if self._recipe.train.compile == "off":
+            return None
+        if number_format not in self._graphs:
+            self._graphs[number_format] = None
+            with contextlib.suppress(ImportError, *COUNT_ERRORS):  # other versions of torch may lack what is private
+                self._graphs[number_format] = _trace_step(self._recipe, plan, self._train, self._val, number_format)
+            self.is_without_compiler = self._graphs[number_format] is None
+        return self._graphs[number_format]
 
     def _points(self, plan: Plan, number_format: str) -> dict[int, StepMemory]:
         return self._counted.setdefault((number_format, plan.world_size > 1, _is_split(plan)), {})
