@@ -1,18 +1,20 @@
 """Count what a step compiled by Inductor keeps in memory, without compiling it.
 
-AOTAutograd traces the model on the meta device and splits it into the graphs of forward and backward that Inductor
-would get, with its decompositions. Inductor's own part is modeled: which results its kernels write to memory, and when
-each is freed. A `CompiledModel` allocates these on the meta device.
+AOTAutograd traces the model on the meta device, by Inductor's decompositions, and splits it into graphs of forward and
+backward. Inductor's own part is modeled: which results its kernels write to memory, and when each is freed. A
+`CompiledModel` allocates these on the meta device.
 
 - Matrix products, convolutions, attention and all else that is not fused write their results; reductions do, too.
-- Of fused operations only those write that something of the former reads, that backward or the optimizer needs, or
-  that would otherwise read many others again.
-- A result takes the memory of an input of the same size that nothing else reads.
+- Of fused operations only those write that one of the former reads, that backward or the optimizer needs, or that
+  would otherwise read many others again.
+- A result of fused operations takes the memory of an input of the same shape that nothing else reads.
 - What only enlarges a gradient, such as its conversion to float32, waits until the end (`reorder_for_peak_memory`).
 """
 
 import functools
+import math
 import operator
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -27,10 +29,17 @@ aten = torch.ops.aten
 _TRACED_IMAGES: Final = 509
 """Images of the batch that is traced: a prime, so that sizes which it divides are those that grow with the batch."""
 _REDUCTIONS: Final = frozenset(
-    (aten.sum, aten.mean, aten.var_mean, aten.amax, aten.amin, aten.argmax, aten.prod, aten.any, aten.max, aten.min)
+    (
+        *(aten.sum, aten.mean, aten.var, aten.var_mean, aten.amax, aten.amin, aten.argmax, aten.argmin, aten.prod),
+        *(aten.any, aten.all, aten.max, aten.min, torch.ops.prims.sum, torch.ops.prims.var),
+    )
 )
-_MAX_READS: Final = 4
-"""Inductor's `realize_reads_threshold`: a result that is used twice is written if it reads more buffers."""
+_RANDOM: Final = frozenset((aten.rand, aten.rand_like, aten.randn, aten.randn_like, aten.bernoulli))
+_LOGIT_DIMS: Final = 2
+_MAX_READS: Final = 8
+"""Buffers that a result may read without being written."""
+_MAX_SHARED_READS: Final = 4
+"""Those of a result that is used twice: Inductor's `realize_reads_threshold`."""
 
 
 class Buffer(NamedTuple):
@@ -46,7 +55,7 @@ class Buffer(NamedTuple):
         return torch.empty(self.fixed + images * self.per_image, dtype=self.dtype, device="meta")
 
 
-class Kernel(NamedTuple):
+class CompiledKernel(NamedTuple):
     """A kernel: the buffers that it writes, in memory of others (`reused`, by name) or not, and what is freed then."""
 
     written: tuple[Buffer, ...]
@@ -58,13 +67,13 @@ class Kernel(NamedTuple):
 class CompiledGraphs:
     """The kernels of both passes, and the names of buffers: the `output`, those `saved` for backward, the `gradients`.
 
-    `output_shape` is that of one image; gradients are in the order of parameters, None without one.
+    `output` has `num_classes` numbers per image. Gradients are in the order of parameters, None without one.
     """
 
-    forward: tuple[Kernel, ...]
-    backward: tuple[Kernel, ...]
+    forward: tuple[CompiledKernel, ...]
+    backward: tuple[CompiledKernel, ...]
     output: str
-    output_shape: tuple[int, ...]
+    num_classes: int
     saved: dict[str, str]
     gradients: tuple[str | None, ...]
 
@@ -89,8 +98,9 @@ class _Replay(torch.autograd.Function):
         buffers: dict[str, Tensor] = {}
         _run(graphs.forward, buffers, len(images))
         ctx.saved = {name: buffers[source] for name, source in graphs.saved.items() if source in buffers}
-        ctx.images = images  # backward of the first layer reads them
-        return buffers[graphs.output].view(len(images), *graphs.output_shape)
+        ctx.images = images  # backward of the first layer may read them
+        shape = len(images), graphs.num_classes
+        return buffers[graphs.output][: math.prod(shape)].view(shape)  # logits may be a part of a result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -104,7 +114,7 @@ class _Replay(torch.autograd.Function):
         return None, None, *found
 
 
-def _run(kernels: Iterable[Kernel], buffers: dict[str, Tensor], images: int) -> None:
+def _run(kernels: Iterable[CompiledKernel], buffers: dict[str, Tensor], images: int) -> None:
     for kernel in kernels:
         for buffer in kernel.written:
             old = kernel.reused.get(buffer.name)
@@ -114,11 +124,16 @@ def _run(kernels: Iterable[Kernel], buffers: dict[str, Tensor], images: int) -> 
 
 
 def trace_compiled(
-    model: nn.Module, shape: Sequence[int], precision: torch.dtype | None, gpu: MetaGpu
+    model: nn.Module,
+    shape: Sequence[int],
+    precision: torch.dtype | None,
+    gpu: MetaGpu,
+    memory_format: torch.memory_format = torch.channels_last,
 ) -> CompiledGraphs:
     """Trace a model on the meta device for images of `shape` [C, H, W] under autocast to `precision`, None for none.
 
-    Raise what the model or torch raise for what cannot be traced.
+    Raise what the model or torch raise for what cannot be traced, and `ValueError` for outputs other than one tensor
+    and for a model without a parameter to train.
     """
     from torch._functorch.aot_autograd import aot_function
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -127,11 +142,15 @@ def trace_compiled(
 
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     values = [*model.parameters(), *model.buffers()]
+    if any(each.numel() % _TRACED_IMAGES == 0 for each in values):
+        raise ValueError(f"sizes that {_TRACED_IMAGES} divides are taken for those of batches")
 
     def call(images: Tensor, *values: Tensor) -> Tensor:
         with gpu, gpu.autocast(precision):
-            output: Tensor = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (images,))
-            return output
+            output = torch.func.functional_call(model, dict(zip(names, values, strict=True)), (images,))
+        if not isinstance(output, Tensor) or output.dim() != _LOGIT_DIMS:
+            raise ValueError("the output is not one tensor [N, classes]")
+        return output
 
     def split(joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
         # Weights stay in memory anyway, so that backward may read them at no cost.
@@ -145,10 +164,10 @@ def trace_compiled(
         raise ValueError("the model has no parameter to train")
 
     traced = aot_function(call, refuse, partition_fn=split, decompositions=select_decomp_table())
-    dtype = next(each.dtype for each in values if each.is_floating_point())
+    dtype = next((each.dtype for each in values if each.is_floating_point()), torch.float32)
     images = torch.empty((_TRACED_IMAGES, *shape), dtype=dtype, device="meta")
     try:
-        traced(images.contiguous(memory_format=torch.channels_last), *values)
+        traced(images.contiguous(memory_format=memory_format), *values)
     except _Split as found:
         return _build_graphs(found.forward, found.backward, found.num_outputs, len(list(model.parameters())))
     raise AssertionError("AOTAutograd did not split the graph")
@@ -164,18 +183,21 @@ def _build_graphs(forward: fx.Graph, backward: fx.Graph, num_outputs: int, num_p
     results = _list_outputs(forward)
     saved = {node.name: node for node in results[num_outputs:] if node is not None and node.op != "placeholder"}
     placeholders = [node for node in backward.nodes if node.op == "placeholder"]
-    schedule = _Schedule(forward, frozenset())
-    logits = [node for node in results[:num_outputs] if node is not None][-1]
+    schedule = _Schedule(forward)
+    logits = results[num_outputs - 1]  # after the buffers that the model changes, such as running means
+    assert logits is not None
     _defer_growth(backward)
     gradients = _list_outputs(backward)[1 : 1 + num_parameters]
-    freed = frozenset(node for node in placeholders if node.name in saved)
-    reversed_schedule = _Schedule(backward, freed)
-    sources = {name: schedule.root(node).name for name, node in saved.items()}
+    sources = {name: root.name for name, node in saved.items() if (root := schedule.root(node)).op != "placeholder"}
+    freed = frozenset(node for node in placeholders if node.name in sources)
+    owners = Counter([*sources.values(), schedule.root(logits).name])
+    alone = frozenset(node for node in freed if owners[sources[node.name]] == 1)
+    reversed_schedule = _Schedule(backward, freed, alone)
     return CompiledGraphs(
         tuple(schedule.kernels()),
         tuple(reversed_schedule.kernels()),
         schedule.root(logits).name,
-        tuple(logits.meta["val"].shape[1:]),
+        logits.meta["val"].shape[1],
         sources,
         tuple(None if node is None else reversed_schedule.root(node).name for node in gradients),
     )
@@ -202,12 +224,14 @@ def _num_bytes(node: Node) -> int:
 
 
 class _Schedule:
-    """The kernels of a graph. `freed` are the inputs whose memory nobody else keeps."""
+    """The kernels of a graph. Inputs that are `freed` end with it; those that are `alone` share no memory."""
 
-    def __init__(self, graph: fx.Graph, freed: frozenset[Node]) -> None:
+    def __init__(
+        self, graph: fx.Graph, freed: frozenset[Node] = frozenset(), alone: frozenset[Node] = frozenset()
+    ) -> None:
         self._nodes = list(graph.nodes)
         self._place = {node: place for place, node in enumerate(self._nodes)}
-        self._freed = freed
+        self._freed, self._alone = freed, alone
         self._outputs = {self.root(node) for node in _list_outputs(graph) if node is not None}
         self._written: set[Node] = set()
         self._reads: dict[Node, frozenset[Node]] = {}
@@ -223,7 +247,7 @@ class _Schedule:
             assert isinstance(node, Node)
         return node
 
-    def kernels(self) -> Iterator[Kernel]:
+    def kernels(self) -> Iterator[CompiledKernel]:
         """Yield the kernels in order."""
         last_read: dict[Node, int] = dict.fromkeys(self._freed, -1)
         for node in self._written:
@@ -238,11 +262,16 @@ class _Schedule:
             reused: dict[str, str] = {}
             buffers = self._buffers_of(node)
             for each in buffers if _is_fused(node) else ():
-                same = [old for old in freed if old not in buffers and _num_bytes(old) == _num_bytes(each)]
+                same = [old for old in freed if old not in buffers and self._can_reuse(old, each)]
                 if same:
                     reused[each.name] = same[0].name
                     freed.remove(same[0])
-            yield Kernel(tuple(map(_describe, buffers)), reused, tuple(old.name for old in freed))
+            yield CompiledKernel(tuple(map(_describe, buffers)), reused, tuple(old.name for old in freed))
+
+    def _can_reuse(self, old: Node, new: Node) -> bool:
+        values = old.meta["val"], new.meta["val"]
+        is_alone = old.op != "placeholder" or old in self._alone
+        return is_alone and values[0].dtype == values[1].dtype and values[0].numel() == values[1].numel()
 
     def _add(self, node: Node) -> None:
         if node.target is operator.getitem:  # a result of a kernel
@@ -263,8 +292,8 @@ class _Schedule:
         if not isinstance(node.meta.get("val"), Tensor) or node in self._outputs:
             return True
         users = list(self._users(node))
-        is_read_again = len(users) > 1 and len(self._reads[node]) > _MAX_READS
-        return is_read_again or any(not _is_fused(each) for each in users)
+        reads_many = len(self._reads[node]) > (_MAX_SHARED_READS if len(users) > 1 else _MAX_READS)
+        return reads_many or any(not _is_fused(each) for each in users)
 
     def _users(self, node: Node) -> Iterator[Node]:
         for user in node.users:
@@ -276,7 +305,8 @@ class _Schedule:
     def _buffers_of(self, node: Node) -> list[Node]:
         if isinstance(node.meta.get("val"), Tensor):
             return [node]
-        return [user for user in node.users if user.target is operator.getitem]
+        results = (user for user in node.users if user.target is operator.getitem)
+        return [each for each in results if isinstance(each.meta.get("val"), Tensor)]
 
     def _is_view(self, node: Node) -> bool:
         if node.op != "call_function":
@@ -288,7 +318,7 @@ class _Schedule:
 
 def _describe(node: Node) -> Buffer:
     value = node.meta["val"]
-    numbers = value.numel() if isinstance(value, Tensor) else 0
+    numbers = value.numel()
     grows = numbers % _TRACED_IMAGES == 0
     return Buffer(node.name, value.dtype, numbers // _TRACED_IMAGES if grows else 0, 0 if grows else numbers)
 
@@ -297,7 +327,7 @@ def _describe(node: Node) -> Buffer:
 def _fused_operations() -> frozenset[Any]:
     from torch._functorch.partitioners import get_default_op_list
 
-    return frozenset(get_default_op_list().fusible_ops)
+    return frozenset(get_default_op_list().fusible_ops) | _RANDOM
 
 
 def _is_fused(node: Node) -> bool:

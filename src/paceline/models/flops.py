@@ -54,6 +54,7 @@ _COPY_OPS = (
     aten.slice_backward,
     aten.select_backward,
 )
+_DROPOUT_OPS = (aten.native_dropout, aten.native_dropout_backward)
 _ROW_NORM_OPS = (aten._softmax, aten._softmax_backward_data)
 _FUSED_ATTENTION_OPS = (
     aten._scaled_dot_product_efficient_attention,
@@ -341,7 +342,8 @@ def _classify(func: Any, args: Any) -> tuple[Kind, tuple[int, ...]]:
         return "row_norm", ()
     if packet in _COPY_OPS:
         return "copy", ()
-    return ("elementwise" if torch.Tag.pointwise in func.tags else "other"), ()
+    is_elementwise = torch.Tag.pointwise in func.tags or packet in _DROPOUT_OPS
+    return ("elementwise" if is_elementwise else "other"), ()
 
 
 def _convolution_kind(weight: Tensor, groups: int) -> Kind:

@@ -45,6 +45,8 @@ COUNT_ERRORS: Final = (NotImplementedError, RuntimeError, AssertionError, ValueE
 """What models raise that need values, other inputs, or operations that the meta device lacks."""
 _NO_VARIANCE: Final = "Expected more than 1 value per channel"
 """What torch's batch norms say of one value per channel."""
+_TRIAL_IMAGES: Final = 2
+"""Images of the step that shows whether a traced model can be counted."""
 _MAX_COUNTS: Final = 8
 _MAX_GROWTH: Final = 8
 """How much larger a number is than the largest that was counted: memory may be almost flat up to there."""
@@ -166,13 +168,14 @@ def count_step_memory(
 
 
 def _trace_step(recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, number_format: str) -> CompiledGraphs:
-    """Trace the model of a run. Raise one of `COUNT_ERRORS` if it cannot be traced."""
+    """Trace the model of a run. Raise what the model or torch raise if it cannot be traced."""
     gpu = MetaGpu()
     precision = _build_precision(recipe.train, number_format, gpu)
-    with torch.random.fork_rng(devices=[]), gpu:
-        steps = _build_steps(recipe, plan, train, val, precision)
-    side = max(side for _, side in plan.train_sizes)
-    return trace_compiled(steps.model, (plan.channels, side, side), precision.autocast_dtype, gpu)
+    shape = plan.channels, *(2 * [max(side for _, side in plan.train_sizes)])
+    with torch.random.fork_rng(devices=[]):
+        with gpu:
+            steps = _build_steps(recipe, plan, train, val, precision)
+        return trace_compiled(steps.model, shape, precision.autocast_dtype, gpu, steps.context.memory_format)
 
 
 def _run_steps(
@@ -274,10 +277,15 @@ class MemoryCounter:
         if self._recipe.train.compile == "off":
             return None
         if number_format not in self._graphs:
+            split = self._recipe, plan, self._train, self._val, number_format
             self._graphs[number_format] = None
-            with contextlib.suppress(ImportError, *COUNT_ERRORS):  # other versions of torch may lack what is private
-                self._graphs[number_format] = _trace_step(self._recipe, plan, self._train, self._val, number_format)
-            self.is_without_compiler = self._graphs[number_format] is None
+            try:
+                graphs = _trace_step(*split)
+                count_step_memory(*split, _TRIAL_IMAGES, graphs)
+            except Exception:  # this is an estimate by what is private to torch, and there is another one
+                self.is_without_compiler = True
+            else:
+                self._graphs[number_format] = graphs
         return self._graphs[number_format]
 
     def _points(self, plan: Plan, number_format: str) -> dict[int, StepMemory]:

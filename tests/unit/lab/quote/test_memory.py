@@ -88,15 +88,23 @@ def test_a_compiled_step_saves_less_for_backward_and_is_traced_once(monkeypatch:
     assert activations[2] - activations[1] == pytest.approx(2 * (activations[1] - activations[0]), rel=0.05)
 
 
-def test_what_the_compiler_cannot_trace_is_counted_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trace(*args):
-        raise RuntimeError("data-dependent")
+@pytest.mark.parametrize("name", ["trace_compiled", "CompiledModel"])
+def test_what_cannot_be_traced_is_counted_without_the_compiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = getattr(memory_module, name)
+    is_failing = True
 
-    monkeypatch.setattr(memory_module, "trace_compiled", trace)
+    def fail(*args):
+        if is_failing:
+            raise RuntimeError("data-dependent")
+        return real(*args)
+
+    monkeypatch.setattr(memory_module, name, fail)
     counter, plan = counter_of("train.compile=default")
     plain = count()
     assert counter.count(plan, "bf16", plain.micro_batch) == plain
-    assert counter.is_without_compiler
+    is_failing = False
+    assert counter.count(plan, "fp16", plain.micro_batch) != plain
+    assert counter.is_without_compiler  # for the first format
 
 
 def test_buckets_of_ddp_are_the_gradients_or_beside_them() -> None:
