@@ -7,7 +7,7 @@ allocator is torch's own, and `torch.cuda.max_memory_allocated` is read. The sam
 
 A GPU's own kernels, cuDNN above all, may allocate workspaces while they run. An emulated GPU does not have them, so
 that this judges the tensors of the step, and not what a library adds. Their convolutions and matrix products give
-zeros, which take as much memory. Triton is absent, so that no compiled step is compared.
+zeros, which take as much memory. For compiled steps Inductor generates its code, whose kernels by Triton are skipped.
 """
 
 import argparse
@@ -52,6 +52,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checkpointed": {"model.checkpoint_activations": True},
+    "compiled": {"train.compile": "default"},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "fp32": {"train.precision": "fp32"},
@@ -108,7 +109,7 @@ def count(job: dict[str, Any]) -> dict[str, Any]:
     """Return the counted bytes at the peak, of what they consist, and how long counting took."""
     from paceline.data.loaders.sampler import count_samples
     from paceline.data.sources.folds import build_run_datasets
-    from paceline.lab.quote.memory import count_step_memory
+    from paceline.lab.quote.memory import MemoryCounter
     from paceline.recipe.load import Patch, load
     from paceline.recipe.plan import Plan
 
@@ -118,7 +119,9 @@ def count(job: dict[str, Any]) -> dict[str, Any]:
     plan = Plan.derive(recipe, 1, train, val, count_samples(recipe.data, train.num_images))
     started = time.perf_counter()
     number_format = recipe.train.precision.partition("_")[0]
-    found = count_step_memory(recipe, plan, train, val, number_format, plan.micro_batch)
+    counter = MemoryCounter(recipe, train, val)
+    found = counter.count(plan, number_format, plan.micro_batch)
+    assert not counter.is_without_compiler
     seconds = round(time.perf_counter() - started, 1)
     return {
         "counted": found.allocated_bytes,
@@ -160,7 +163,10 @@ def skip_products() -> None:
 
 def serve() -> None:
     """Measure the jobs on standard input, a line each, and print the bytes."""
+    import emulated_inductor
+
     skip_products()
+    emulated_inductor.install()
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = measure(json.loads(line))

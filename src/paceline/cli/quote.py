@@ -45,7 +45,7 @@ _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "parallel": ("strategy", "compression", "bucket_mb", "sync_gradients"),
 }
 """Fields of a recipe that change the time of a step, and that a quote does not consider."""
-_NOT_IN_MEMORY: Final = ("train.compile", "train.distill", "parallel.strategy", "parallel.compression")
+_NOT_IN_MEMORY: Final = ("train.distill", "parallel.strategy", "parallel.compression")
 """Those of them of which the memory is not counted either."""
 
 
@@ -113,7 +113,11 @@ def quote(options: QuoteOptions) -> int:
         work=recipe.work_values,
         pauses=recipe.pause_values,
         constants=constants.source,
-        notes=(*_NOTES, *_list_notes(recipe, counted, max(ranks)), *_list_time_notes(recipe, whole)),
+        notes=(
+            *_NOTES,
+            *_list_notes(recipe, counted, max(ranks), is_without_compiler=memory.is_without_compiler),
+            *_list_time_notes(recipe, whole),
+        ),
         quotes=tuple(asdict(each) for each in quotes),
         plans=tuple(whole),
         answer=answer,
@@ -250,7 +254,9 @@ def _find_network(name: str | None, gpu: "Gpu", ranks_per_node: int) -> NetworkM
     return build_network(name, ranks_per_node=ranks_per_node)
 
 
-def _list_notes(recipe: Recipe, number_formats: Iterable[str], max_ranks: int) -> list[str]:
+def _list_notes(
+    recipe: Recipe, number_formats: Iterable[str], max_ranks: int, *, is_without_compiler: bool
+) -> list[str]:
     """Return what holds for this recipe alone."""
     from paceline.lab.quote.update import is_known
 
@@ -260,7 +266,9 @@ def _list_notes(recipe: Recipe, number_formats: Iterable[str], max_ranks: int) -
         defaults = type(section).model_fields
         ignored += [f"{name}.{field}" for field in fields if getattr(section, field) != defaults[field].default]
     notes = [f"images/s do not consider what the recipe sets: {', '.join(ignored)}"] if ignored else []
-    if without := [name for name in ignored if name in _NOT_IN_MEMORY]:
+    without = ["train.compile"] if is_without_compiler else []
+    without += [name for name in ignored if name in _NOT_IN_MEMORY]
+    if without:
         notes.append(f"memory is that without {', '.join(without)}")
     full = [each for each in number_formats if each in ("fp32", "tf32")]
     if full:

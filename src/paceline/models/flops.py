@@ -4,20 +4,21 @@
 of each operation as torch runs it without a compiler, under autocast or not.
 """
 
+import contextlib
 import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from paceline.models.meta_gpu import MetaGpu
 
 aten = torch.ops.aten
 # FLOPs are by torch's formulas (`flop_registry`: matrix products, convolutions and attention, 2 FLOP per multiply-add).
@@ -53,6 +54,7 @@ _COPY_OPS = (
     aten.slice_backward,
     aten.select_backward,
 )
+_DROPOUT_OPS = (aten.native_dropout, aten.native_dropout_backward)
 _ROW_NORM_OPS = (aten._softmax, aten._softmax_backward_data)
 _FUSED_ATTENTION_OPS = (
     aten._scaled_dot_product_efficient_attention,
@@ -61,26 +63,6 @@ _FUSED_ATTENTION_OPS = (
 # Position of the first of the two factors of a matrix product.
 _PRODUCTS = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}
 _BATCHES: Final = (2, 3)
-# The lists of https://docs.pytorch.org/docs/stable/amp.html, as far as classifiers use them.
-LOW_PRECISION: Final = frozenset(
-    (
-        *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "matmul", "__matmul__", "__rmatmul__", "bmm"),
-        *("mm", "addmm", "baddbmm", "einsum", "prelu", "scaled_dot_product_attention"),
-        "multi_head_attention_forward",  # a function mode does not see the products in it
-    )
-)
-FULL_PRECISION: Final = frozenset(
-    (
-        *("layer_norm", "group_norm", "softmax", "log_softmax", "norm", "normalize", "softplus", "exp", "log", "pow"),
-        *("__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "cumsum", "cumprod", "prod", "sum", "rsqrt", "reciprocal"),
-        *("acos", "asin", "cosh", "sinh", "tan", "erfinv", "expm1", "log10", "log1p", "log2", "renorm", "softmin"),
-        *("cdist", "dist", "pdist", "cosine_similarity", "cross_entropy", "nll_loss", "mse_loss", "l1_loss"),
-        *("smooth_l1_loss", "kl_div", "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss"),
-        *("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "multi_margin_loss"),
-        *("multilabel_margin_loss", "triplet_margin_loss"),
-    )
-)
-
 Kind = Literal[
     "convolution",
     "convolution_weights",
@@ -217,8 +199,9 @@ def count_kernels(
     """
     on_meta = _copy_to_meta(model).train(training)
     record = _record_training if training else _record_inference
-    with _Autocast(autocast, fused_attention=fused_attention):
-        runs = [record(on_meta, images) for images in _two_batches(channels, height, width)]
+    gpu = MetaGpu(fused_attention=fused_attention)
+    with gpu:
+        runs = [record(on_meta, images, gpu, autocast) for images in _two_batches(channels, height, width)]
     forward, backward = (
         tuple(kernel for a, b in _pair(*each) if (kernel := _per_image(a, b))[1:4] != (0, 0, 0))
         for each in zip(*runs, strict=True)
@@ -275,13 +258,15 @@ def _copy_to_meta(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _record_training(model: nn.Module, images: Tensor) -> tuple[list[_Recorded], list[_Recorded]]:
-    """Return the kernels of the forward and of the backward pass of a batch."""
+def _record_training(
+    model: nn.Module, images: Tensor, gpu: MetaGpu | None = None, autocast: torch.dtype | None = None
+) -> tuple[list[_Recorded], list[_Recorded]]:
+    """Return the kernels of the forward and of the backward pass of a batch, on a GPU or on any device."""
     model.zero_grad()  # adding to existing gradients would be counted
     with torch.random.fork_rng(devices=[]):
-        with _KernelRecorder() as forward:
+        with gpu.autocast(autocast) if gpu else contextlib.nullcontext(), _KernelRecorder() as forward:
             logits = model(images)
-        with _KernelRecorder() as backward:
+        with gpu.repeating(autocast) if gpu else contextlib.nullcontext(), _KernelRecorder() as backward:
             # `logits.backward` turns function modes off, but checkpointed blocks need theirs when they run again.
             _engine_run_backward(
                 (logits,), (torch.empty_like(logits),), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -289,70 +274,13 @@ def _record_training(model: nn.Module, images: Tensor) -> tuple[list[_Recorded],
     return forward.kernels, backward.kernels
 
 
-def _record_inference(model: nn.Module, images: Tensor) -> tuple[list[_Recorded], list[_Recorded]]:
+def _record_inference(
+    model: nn.Module, images: Tensor, gpu: MetaGpu, autocast: torch.dtype | None
+) -> tuple[list[_Recorded], list[_Recorded]]:
     """Return the kernels of the forward pass of a batch, and no others."""
-    with torch.no_grad(), _KernelRecorder() as forward:
+    with torch.no_grad(), gpu.autocast(autocast), _KernelRecorder() as forward:
         model(images)
     return forward.kernels, []
-
-
-class _Autocast(TorchFunctionMode):
-    """Cast the arguments of functions as `torch.autocast("cuda")` does, which ignores the meta device.
-
-    `dtype` None casts nothing. Attention becomes the kernel that a GPU would run, or the operations of which it is.
-    """
-
-    def __init__(self, dtype: torch.dtype | None, *, fused_attention: bool) -> None:
-        super().__init__()
-        self._dtype = dtype
-        self._has_fused_attention = fused_attention
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if self._dtype is not None and (name in LOW_PRECISION or name in FULL_PRECISION):
-            dtype = self._dtype if name in LOW_PRECISION else torch.float32
-            args, kwargs = _cast_tensors((args, kwargs), dtype)
-        if name == "scaled_dot_product_attention" and self._has_fused_attention:
-            return _run_fused_attention(*args, **kwargs)
-        if name == "multi_head_attention_forward" and self._has_fused_attention:
-            # A mode does not see the functions that this one calls.
-            with mock.patch.object(nn.functional, "scaled_dot_product_attention", _run_fused_attention):
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _cast_tensors(values: Any, dtype: torch.dtype) -> Any:
-    cast: dict[int, Tensor] = {}  # attention compares its arguments by identity, so the same one stays the same
-
-    def convert(leaf: Any) -> Any:
-        if not (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.dtype != dtype):
-            return leaf
-        if id(leaf) not in cast:
-            cast[id(leaf)] = leaf.to(dtype)
-        return cast[id(leaf)]
-
-    return tree_map(convert, values)
-
-
-def _run_fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if enable_gqa:
-        key, value = (each.repeat_interleave(query.shape[-3] // each.shape[-3], -3) for each in (key, value))
-    shape = query.shape
-    query, key, value = (each.reshape(-1, *((1,) * (3 - each.dim()) + each.shape)[-3:]) for each in (query, key, value))
-    is_float = attn_mask is not None and attn_mask.is_floating_point()
-    attended: Tensor = aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask if is_float else None, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
-    )[0]
-    return attended.reshape(*shape[:-1], value.shape[-1])
 
 
 class _KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -414,7 +342,8 @@ def _classify(func: Any, args: Any) -> tuple[Kind, tuple[int, ...]]:
         return "row_norm", ()
     if packet in _COPY_OPS:
         return "copy", ()
-    return ("elementwise" if torch.Tag.pointwise in func.tags else "other"), ()
+    is_elementwise = torch.Tag.pointwise in func.tags or packet in _DROPOUT_OPS
+    return ("elementwise" if is_elementwise else "other"), ()
 
 
 def _convolution_kind(weight: Tensor, groups: int) -> Kind:

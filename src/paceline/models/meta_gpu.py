@@ -7,7 +7,7 @@ devices lack save other tensors for backward, such as dropout's mask of one byte
 import contextlib
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,19 +15,39 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from paceline.models.flops import FULL_PRECISION, LOW_PRECISION
-
 aten = torch.ops.aten
+# The lists of https://docs.pytorch.org/docs/stable/amp.html, as far as classifiers use them.
+_LOW_PRECISION: Final = frozenset(
+    (
+        *("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "matmul", "__matmul__", "__rmatmul__", "bmm"),
+        *("mm", "addmm", "baddbmm", "einsum", "prelu", "scaled_dot_product_attention"),
+    )
+)
+_FULL_PRECISION: Final = frozenset(
+    (
+        *("layer_norm", "group_norm", "softmax", "log_softmax", "norm", "normalize", "softplus", "exp", "log", "pow"),
+        *("__pow__", "__rpow__", "__rdiv__", "__rtruediv__", "cumsum", "cumprod", "prod", "sum", "rsqrt", "reciprocal"),
+        *("acos", "asin", "cosh", "sinh", "tan", "erfinv", "expm1", "log10", "log1p", "log2", "renorm", "softmin"),
+        *("cdist", "dist", "pdist", "cosine_similarity", "cross_entropy", "nll_loss", "mse_loss", "l1_loss"),
+        *("smooth_l1_loss", "kl_div", "binary_cross_entropy_with_logits", "poisson_nll_loss", "soft_margin_loss"),
+        *("cosine_embedding_loss", "hinge_embedding_loss", "margin_ranking_loss", "multi_margin_loss"),
+        *("multilabel_margin_loss", "triplet_margin_loss"),
+    )
+)
 _TO_FLOAT32_OUTPUT = ("sum", "prod", "cumsum", "cumprod")
 """Functions that read 16 bits under autocast, and of which only the result is in float32."""
 _MULTI_HEAD_ATTENTION = "multi_head_attention_forward"
 
 
 class MetaGpu(TorchFunctionMode):
-    """While active, functions on meta tensors run as on a GPU."""
+    """While active, functions on meta tensors run as on a GPU.
 
-    def __init__(self) -> None:
+    Without `fused_attention` the products and the softmax of attention are operations of their own.
+    """
+
+    def __init__(self, *, fused_attention: bool = True) -> None:
         super().__init__()
+        self._has_fused_attention = fused_attention
         self._dtype: torch.dtype | None = None
         self._cache: dict[int, tuple[Tensor, Tensor]] | None = None
         # Python functions hand themselves to the mode as a whole; these copies do not, so their operations are seen.
@@ -73,7 +93,11 @@ class MetaGpu(TorchFunctionMode):
             return _one_hot(*args, **kwargs)
         if name == "dropout" and (found := _fuse_dropout(*args, **kwargs)):
             return found[0]
-        if name == "scaled_dot_product_attention" and (found := _fuse_attention(*args, **kwargs)):
+        if (
+            name == "scaled_dot_product_attention"
+            and self._has_fused_attention
+            and (found := _fuse_attention(*args, **kwargs))
+        ):
             return found[0]
         return func(*args, **kwargs)
 
@@ -88,7 +112,7 @@ class MetaGpu(TorchFunctionMode):
 
     def _cast_arguments(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
         assert self._dtype is not None
-        if name in LOW_PRECISION:
+        if name in _LOW_PRECISION:
             cast: tuple[Any, Any] = tree_map(self._to_16_bits, (args, kwargs))
             return cast
         if name in ("softmax", "log_softmax"):
@@ -96,7 +120,7 @@ class MetaGpu(TorchFunctionMode):
         if name in _TO_FLOAT32_OUTPUT:
             is_half = _is_half(_first(args, kwargs))
             return args, {**kwargs, "dtype": torch.float32} if is_half and kwargs.get("dtype") is None else kwargs
-        if name in FULL_PRECISION:
+        if name in _FULL_PRECISION:
             wide: tuple[Any, Any] = tree_map(_to_float32, (args, kwargs))
             return wide
         return args, kwargs

@@ -39,6 +39,7 @@ INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 _runtime: Any = None
 _recorded: dict[int, Callable[[], None]] = {}
 _library: Any = None
+real_compile = torch.compile
 
 
 def install() -> None:
@@ -69,10 +70,9 @@ def _register(name: str, kernel: Callable[..., Any]) -> None:
 
 def _compile_without_kernels() -> None:
     """Let torch.compile trace and check without generating code, because Triton's kernels would need the device."""
-    compile_ = torch.compile
 
     def traced(model: Any = None, **options: Any) -> Any:
-        return compile_(model, **{**options, "backend": "aot_eager", "mode": None, "options": None})
+        return real_compile(model, **{**options, "backend": "aot_eager", "mode": None, "options": None})
 
     torch.compile = traced
 

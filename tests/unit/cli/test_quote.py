@@ -110,7 +110,7 @@ def test_notes_say_what_is_not_considered(capsys: pytest.CaptureFixture[str]) ->
     assert quote(options(args=args, gpu="a100", ranks="1,2")) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "train.compile, parallel.compression" in out
-    assert "memory is that without train.compile, parallel.compression" in out
+    assert "memory is that without parallel.compression" in out
     assert "tf32 by few figures" in out
     assert "optim.name: muon" in out
     assert "train.distill" not in out

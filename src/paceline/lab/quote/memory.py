@@ -23,6 +23,7 @@ from paceline.data.sampler import ShuffleSampler
 from paceline.measure.caching_allocator import CachingAllocator
 from paceline.measure.clock import NullClock
 from paceline.measure.memory import DEVICE_SHARE, StorageCounter
+from paceline.models.compiled import CompiledGraphs, CompiledModel, trace_compiled
 from paceline.models.meta_gpu import MetaGpu
 from paceline.recipe.plan import Plan
 from paceline.recipe.schema import Recipe
@@ -44,6 +45,8 @@ COUNT_ERRORS: Final = (NotImplementedError, RuntimeError, AssertionError, ValueE
 """What models raise that need values, other inputs, or operations that the meta device lacks."""
 _NO_VARIANCE: Final = "Expected more than 1 value per channel"
 """What torch's batch norms say of one value per channel."""
+_TRIAL_IMAGES: Final = 2
+"""Images of the step that shows whether a traced model can be counted."""
 _MAX_COUNTS: Final = 8
 _MAX_GROWTH: Final = 8
 """How much larger a number is than the largest that was counted: memory may be almost flat up to there."""
@@ -135,11 +138,18 @@ class _KindClock(NullClock):  # type: ignore[misc]  # a step tells its stages to
 
 
 def count_step_memory(
-    recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, number_format: str, micro_batch: int
+    recipe: Recipe,
+    plan: Plan,
+    train: DatasetInfo,
+    val: DatasetInfo,
+    number_format: str,
+    micro_batch: int,
+    graphs: CompiledGraphs | None = None,
 ) -> StepMemory:
-    """Count the memory of a step without a compiler, after the first step, which creates the optimizer's state.
+    """Count the memory of a step, after the first step, which creates the optimizer's state.
 
-    `number_format` is that of `find_number_format`. A step of several micro-batches is counted with two of them.
+    `number_format` is that of `find_number_format`. A step of several micro-batches is counted with two of them. With
+    `graphs` the model is compiled.
     """
     allocator = CachingAllocator()
     gpu, counter = MetaGpu(), StorageCounter(allocator, device_type="meta")
@@ -150,9 +160,22 @@ def count_step_memory(
         counter.kind = "other"
         steps = _build_steps(recipe, plan, train, val, precision)
         step = replace(steps.step, clock=_KindClock(counter), accumulate=num_micro_batches)
+        if graphs is not None:
+            step = replace(step, replica=CompiledModel(steps.model, graphs))
         _run_steps(recipe, steps, step, counter, num_micro_batches * micro_batch, has_ddp=has_ddp)
     parts = {kind: num_bytes for kind, num_bytes in sorted(counter.parts_at_peak.items()) if num_bytes}
     return StepMemory(micro_batch, counter.peak, allocator.reserved, parts, has_batch_norm(steps.model))
+
+
+def _trace_step(recipe: Recipe, plan: Plan, train: DatasetInfo, val: DatasetInfo, number_format: str) -> CompiledGraphs:
+    """Trace the model of a run. Raise what the model or torch raise if it cannot be traced."""
+    gpu = MetaGpu()
+    precision = _build_precision(recipe.train, number_format, gpu)
+    shape = plan.channels, *(2 * [max(side for _, side in plan.train_sizes)])
+    with torch.random.fork_rng(devices=[]):
+        with gpu:
+            steps = _build_steps(recipe, plan, train, val, precision)
+        return trace_compiled(steps.model, shape, precision.autocast_dtype, gpu, steps.context.memory_format)
 
 
 def _run_steps(
@@ -186,19 +209,25 @@ def _run_steps(
 
 
 class MemoryCounter:
-    """Count the memory of steps of a recipe on images like those of `train` and `val`, each kind of step once."""
+    """Count the memory of steps of a recipe on images like those of `train` and `val`, each kind of step once.
+
+    A compiled model that cannot be traced is counted without the compiler: `is_without_compiler`.
+    """
 
     def __init__(self, recipe: Recipe, train: DatasetInfo, val: DatasetInfo) -> None:
         self._recipe, self._train, self._val = recipe, train, val
         self._counted: dict[tuple[str, bool, bool], dict[int, StepMemory]] = {}
+        self._graphs: dict[str, CompiledGraphs | None] = {}
+        self.is_without_compiler = False
 
     def count(self, plan: Plan, number_format: str, micro_batch: int) -> StepMemory:
         """Count a step of `plan` with other micro-batches. Raise `RecipeError` if the model cannot be counted."""
         points = self._points(plan, number_format)
         if micro_batch not in points:
             try:
+                graphs = self._trace(plan, number_format)
                 points[micro_batch] = count_step_memory(
-                    self._recipe, plan, self._train, self._val, number_format, micro_batch
+                    self._recipe, plan, self._train, self._val, number_format, micro_batch, graphs
                 )
             except PacelineError:  # a ValueError, whose message stands
                 raise
@@ -243,6 +272,21 @@ class MemoryCounter:
 
         known = [images // unit for images in points if images % unit == 0]
         return unit * find_largest(count, allowed, known or [max(1, surely_counted // unit)], -(-least // unit))
+
+    def _trace(self, plan: Plan, number_format: str) -> CompiledGraphs | None:
+        if self._recipe.train.compile == "off":
+            return None
+        if number_format not in self._graphs:
+            split = self._recipe, plan, self._train, self._val, number_format
+            self._graphs[number_format] = None
+            try:
+                graphs = _trace_step(*split)
+                count_step_memory(*split, _TRIAL_IMAGES, graphs)
+            except Exception:  # this is an estimate by what is private to torch, and there is another one
+                self.is_without_compiler = True
+            else:
+                self._graphs[number_format] = graphs
+        return self._graphs[number_format]
 
     def _points(self, plan: Plan, number_format: str) -> dict[int, StepMemory]:
         return self._counted.setdefault((number_format, plan.world_size > 1, _is_split(plan)), {})

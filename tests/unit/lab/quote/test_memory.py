@@ -7,6 +7,7 @@ import pytest
 
 from paceline.core.dataset import DatasetInfo
 from paceline.core.errors import RecipeError
+from paceline.lab.quote import memory as memory_module
 from paceline.lab.quote.memory import MemoryCounter, StepMemory, count_step_memory, find_largest
 from paceline.lab.quote.quote import count_step
 from paceline.models.build import EmptyModel
@@ -68,6 +69,42 @@ def test_settings_change_the_memory_that_they_are_for() -> None:
     assert 1.6 < fp32.allocated_bytes / plain.allocated_bytes < 2
     split = count("train.accumulate=4")
     assert split.micro_batch == 4 and split.allocated_bytes < plain.allocated_bytes / 2
+
+
+def test_a_compiled_step_saves_less_for_backward_and_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`speednet95` applies GELU to the result of each norm, which compiled code computes again in backward."""
+    traces = []
+    trace = memory_module.trace_compiled
+    monkeypatch.setattr(memory_module, "trace_compiled", lambda *args: traces.append(args) or trace(*args))
+    plain, (counter, plan) = count(), counter_of("train.compile=default")
+
+    found = {images: counter.count(plan, "bf16", images) for images in (16, 32, 64)}
+
+    assert len(traces) == 1 and not counter.is_without_compiler
+    for part in ("weights", "optimizer", "input"):
+        assert found[16].parts[part] == plain.parts[part]
+    assert found[16].parts["activations"] < 0.7 * plain.parts["activations"]
+    activations = [each.parts["activations"] for each in found.values()]
+    assert activations[2] - activations[1] == pytest.approx(2 * (activations[1] - activations[0]), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["trace_compiled", "CompiledModel"])
+def test_what_cannot_be_traced_is_counted_without_the_compiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = getattr(memory_module, name)
+    is_failing = True
+
+    def fail(*args):
+        if is_failing:
+            raise RuntimeError("data-dependent")
+        return real(*args)
+
+    monkeypatch.setattr(memory_module, name, fail)
+    counter, plan = counter_of("train.compile=default")
+    plain = count()
+    assert counter.count(plan, "bf16", plain.micro_batch) == plain
+    is_failing = False
+    assert counter.count(plan, "fp16", plain.micro_batch) != plain
+    assert counter.is_without_compiler  # for the first format
 
 
 def test_buckets_of_ddp_are_the_gradients_or_beside_them() -> None:
