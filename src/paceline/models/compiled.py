@@ -34,6 +34,8 @@ _REDUCTIONS: Final = frozenset(
         *(aten.any, aten.all, aten.max, aten.min, torch.ops.prims.sum, torch.ops.prims.var),
     )
 )
+_SCATTERS: Final = frozenset((aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_put))
+"""They write to a result that a kernel of the same fused operations has begun."""
 _RANDOM: Final = frozenset((aten.rand, aten.rand_like, aten.randn, aten.randn_like, aten.bernoulli))
 _LOGIT_DIMS: Final = 2
 _MAX_READS: Final = 8
@@ -287,7 +289,7 @@ class _Schedule:
             self._written.add(node)
 
     def _is_written(self, node: Node) -> bool:
-        if not _is_fused(node) or getattr(node.target, "overloadpacket", None) in _REDUCTIONS:
+        if not _is_fused(node) or getattr(node.target, "overloadpacket", None) in _REDUCTIONS | _SCATTERS:
             return True
         if not isinstance(node.meta.get("val"), Tensor) or node in self._outputs:
             return True
@@ -327,7 +329,7 @@ def _describe(node: Node) -> Buffer:
 def _fused_operations() -> frozenset[Any]:
     from torch._functorch.partitioners import get_default_op_list
 
-    return frozenset(get_default_op_list().fusible_ops) | _RANDOM
+    return frozenset(get_default_op_list().fusible_ops) | _RANDOM | _SCATTERS
 
 
 def _is_fused(node: Node) -> bool:
