@@ -85,7 +85,7 @@ def test_a_compiled_step_saves_less_for_backward_and_is_traced_once(monkeypatch:
         assert found[16].parts[part] == plain.parts[part]
     assert found[16].parts["activations"] < 0.7 * plain.parts["activations"]
     activations = [each.parts["activations"] for each in found.values()]
-    assert activations[2] - activations[1] == pytest.approx(2 * (activations[1] - activations[0]), rel=0.05)
+    assert activations[2] - activations[1] == pytest.approx(2 * (activations[1] - activations[0]), rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["trace_compiled", "CompiledModel"])
