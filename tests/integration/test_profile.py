@@ -23,7 +23,9 @@ def test_a_profile_on_two_ranks_measures_the_recipe_and_its_probes(paceline, tmp
     assert [probe["name"] for probe in profile["probes"]] == names and profile["left_out"] == []
     assert all(probe["ratio"] > 0 and probe["images_per_s"] > 0 for probe in profile["probes"])
     assert (profile["steps"], profile["ranks"], profile["base"]["n"]) == (3, 2, 1)
-    assert sorted(profile["ceilings"]) == ["free_communication", "free_model"]
+    # Beside busy processes nothing is claimed.
+    is_starved = profile["verdict"]["bottleneck"] == "cpu-starved"
+    assert sorted(profile["ceilings"]) == ([] if is_starved else ["free_communication", "free_model"])
     result = json.loads((run / "result.json").read_text())
     assert profile["base"]["images_per_s"] == result["throughput"]["images_per_s"]
     assert (result["steps"], result["eval"], result["world_size"]) == (5, None, 2)
