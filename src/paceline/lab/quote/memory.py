@@ -396,8 +396,11 @@ def _build_steps(
             stack,
             torch.contiguous_format if is_contiguous else torch.channels_last,
         )
-        with _META:
-            model = context.create_model(precision, is_new=False)
+        try:
+            with _META:
+                model = context.create_model(precision, is_new=False)
+        except NotImplementedError:  # some constructors read values, which the meta device does not have
+            model = context.create_model(precision, is_new=False).to(_META)
         return build_trial_steps(context, precision, model)
 
 

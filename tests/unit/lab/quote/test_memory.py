@@ -201,6 +201,12 @@ def test_one_image_for_batch_norm_is_an_error_of_the_batch_size() -> None:
     assert wider.find_largest_micro_batch(two, "bf16", allowed / 2) == 0
 
 
+def test_a_model_that_reads_values_when_it_is_built_is_counted() -> None:
+    """RegNet computes its widths with tensors, which have no values on the meta device."""
+    found = count("model.name=torchvision:regnet_x_400mf", "model.width=1")
+    assert found.parts["weights"] > 4 * 5_000_000
+
+
 @pytest.mark.parametrize("error", [IndexError, TypeError, ValueError])
 def test_an_odd_model_is_an_error_of_the_recipe(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self, images):
