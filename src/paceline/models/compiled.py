@@ -99,7 +99,7 @@ class _Replay(torch.autograd.Function):
         ctx.graphs, ctx.num_images, ctx.parameters = graphs, len(images), parameters
         buffers: dict[str, Tensor] = {}
         _run(graphs.forward, buffers, len(images))
-        ctx.saved = {name: buffers[source] for name, source in graphs.saved.items() if source in buffers}
+        ctx.saved = {name: buffers[source] for name, source in graphs.saved.items()}
         ctx.images = images  # backward of the first layer may read them
         shape = len(images), graphs.num_classes
         return buffers[graphs.output][: math.prod(shape)].view(shape)  # logits may be a part of a result

@@ -16,8 +16,6 @@ from triton.backends.compiler import GPUTarget
 
 _SHARED_MEMORY = 232_448
 """Bytes per block of an H100."""
-
-
 _HEADER = re.compile(r"^def triton_\w+\(([^)]*)\)", re.MULTILINE)
 
 
@@ -53,7 +51,7 @@ class _Driver:
 
 
 def install() -> None:
-    """Compile from now on."""
+    """Let `torch.compile` generate code in this process."""
     torch.compile = emulated_kernels.real_compile
     torch.backends.cudnn.enabled = True  # which decides on the memory formats of convolutions
     torch._inductor.config.compile_threads = 1
