@@ -22,11 +22,12 @@ def imported(monkeypatch):
 
 
 def test_overhead_compares_the_same_steps_without_those_that_evaluate(imported):
-    plain = [0.1 * number for number in range(31)]
-    observed = [0.101 * number + 5 * (number > 20) for number in range(31)]
-    step_s, overhead = imported("watch_scripts").overhead_of(plain, observed)
-    assert step_s == pytest.approx(0.1)
-    assert overhead == pytest.approx(0.01)
+    plain = {"times_s": [0.1 * number for number in range(31)], "cpu_s": [0.2 * number for number in range(31)]}
+    observed = {
+        "times_s": [0.101 * number + 5 * (number > 20) for number in range(31)],
+        "cpu_s": [0.204 * number + 5 * (number > 20) for number in range(31)],
+    }
+    assert imported("watch_scripts").overheads_of(plain, observed) == pytest.approx((0.1, 0.01, 0.02))
 
 
 def test_an_answer_is_right_wrong_or_none(imported):
