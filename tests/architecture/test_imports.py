@@ -6,7 +6,7 @@ FOUR = {"data", "models", "parallel", "measure"}
 BELOW_TRAINING = FOUR | {"recipe", "core"}
 
 # cli -> lab|cluster|inference -> training -> {data|models|parallel|measure} -> recipe -> core;  cli -> report -> core
-# cli|lab -> watch -> measure
+# cli|lab -> watch -> measure|interop, as a patch of a script puts paceline's decoder into it
 # interop -> training;  contrib -> training, and data and training import contrib in functions alone
 MAY_IMPORT = {
     "core": set(),
@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "cluster": BELOW_TRAINING | {"training"},
     "inference": BELOW_TRAINING | {"training"},
     "interop": BELOW_TRAINING | {"training"},
-    "watch": {"core", "measure"},
+    "watch": {"core", "measure", "interop"},
     "report": {"core"},
     "cli": BELOW_TRAINING | {"training", "lab", "cluster", "inference", "report", "watch"},
 }

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paceline.interop.build import Loaders, loaders
     from paceline.interop.data_loaders import Dataset, EvalLoader, TrainLoader
+    from paceline.interop.pillow import patch_pillow
     from paceline.interop.samplers import ExactEvalSampler, ExactLoader, ExactSampler
 else:
-    # The samplers need a small part of the package: importing them loads no model, source or transform.
+    # Samplers and Pillow need a small part of the package: importing them loads no model, source or transform.
     _MODULES = {
         "build": ("Loaders", "loaders"),
         "data_loaders": ("Dataset", "EvalLoader", "TrainLoader"),
+        "pillow": ("patch_pillow",),
         "samplers": ("ExactEvalSampler", "ExactLoader", "ExactSampler"),
     }
 
@@ -31,4 +33,5 @@ __all__ = [
     "Loaders",
     "TrainLoader",
     "loaders",
+    "patch_pillow",
 ]

@@ -39,6 +39,8 @@ class ScriptPatch(Section):
     """`persistent_workers` of each DataLoader with workers."""
     prefetch_factor: PositiveInt | None = None
     """`prefetch_factor` of each DataLoader with workers."""
+    native_jpegs: Literal[True] | None = None
+    """`paceline.interop.patch_pillow()`: paceline's native core decodes resized crops of JPEGs."""
     channels_last: Literal[True] | None = None
     """The layout of weights with four dimensions."""
     autocast: Literal["bfloat16"] | None = None

@@ -52,6 +52,8 @@ class ScriptSettings:
             given = [f"{keyword}={self.patches[name]!r}" for name, keyword in keywords.items() if name in self.patches]
             if given:
                 lines.append(f"{start}, {', '.join(given)})")
+        if "native_jpegs" in self.patches:
+            lines.append("import paceline.interop; paceline.interop.patch_pillow()  # at the start")
         if "channels_last" in self.patches:
             lines.append("model = model.to(memory_format=torch.channels_last)")
         if "autocast" in self.patches:

@@ -43,7 +43,8 @@ def install() -> AfterImport:
     keeps_losses = bool(os.environ.get("PACELINE_WATCH_LOSSES"))
     patches = ScriptPatches(json.loads(os.environ.get("PACELINE_WATCH_PATCHES") or "{}"))
     observer = Observer(Path(os.environ["PACELINE_WATCH_DIR"]), keeps_losses=keeps_losses, patches=patches)
-    finder = AfterImport({"torch", *TARGETS, *(name for each in ALIASES.values() for name in each)}, observer.patch)
+    names = {"torch", "PIL.Image", *TARGETS, *(name for each in ALIASES.values() for name in each)}
+    finder = AfterImport(names, observer.patch)
     sys.meta_path.insert(0, finder)
     return finder
 
@@ -91,6 +92,8 @@ class Observer:
                 self._patch_torch(module)
                 for name in TARGETS:
                     self._patch_targets(name)
+            elif module.__name__ == "PIL.Image":
+                self._patches.patch_pillow()
             elif self._torch is not None:
                 self._patch_targets(module.__name__)
         except Exception as error:

@@ -1,11 +1,12 @@
 """Change how an observed script trains, from outside: settings of its loaders, its model, its optimizer and DDP.
 
-A patch replaces an argument of a constructor of torch, or changes the model after its first step. Those that found no
-place in the script say why. Nothing here imports torch before the script does.
+A patch replaces an argument of a constructor of torch, the decoder of JPEGs, or changes the model after its first step.
+Those that found no place in the script say why. Nothing here imports torch before the script does.
 """
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, final
 
@@ -31,6 +32,7 @@ _REASONS: Final = {
     "autocast": "no model was called",
     "compile": "no model was called",
     "cudnn_benchmark": "the script trains without a GPU",
+    "native_jpegs": "Pillow was not imported",
 }
 Arguments = dict[str, Any]
 Constructor = Callable[..., Any]
@@ -54,6 +56,8 @@ class ScriptPatches:
     def patch_torch(self, torch: Any) -> None:
         """Replace constructors of torch, right after its import."""
         self._torch = torch
+        if "PIL.Image" in sys.modules:
+            self.patch_pillow()
         if self._has(LOADER_KEYWORDS):
             _replace_constructor(self._torch.utils.data.DataLoader, self._changing(self._change_loader))
         if self._has(DDP_KEYWORDS):
@@ -65,6 +69,18 @@ class ScriptPatches:
         if "channels_last" in self._values:
             _replace_constructor(torch.nn.parallel.DistributedDataParallel, self._convert_module)
             _replace_constructor(torch.optim.Optimizer, self._convert_parameters)
+
+    def patch_pillow(self) -> None:
+        """Replace the decoder of JPEGs, after the import of Pillow."""
+        if "native_jpegs" not in self._values:
+            return
+        try:
+            from paceline.interop.pillow import patch_pillow
+
+            patch_pillow()
+            self._applied.add("native_jpegs")
+        except (ImportError, RuntimeError) as error:
+            self._explain("native_jpegs", str(error))
 
     def patch_model(self, modules: Iterable[Any]) -> None:
         """Change the models that have trained, after the first step."""

@@ -45,6 +45,7 @@ def test_an_argument_takes_the_place_of_the_same_one(command, name, value, chang
 def test_settings_add_up_and_can_be_pasted():
     settings = ScriptSettings(("python", "train.py", "--name", "a b"))
     settings = settings.add(ScriptRung(name="one", env={"OMP_NUM_THREADS": 4, "DEBUG": None}, patch={"workers": 2}))
+    settings = settings.add(ScriptRung(name="decoder", patch={"native_jpegs": True}))
     settings = settings.add(
         ScriptRung(
             name="two",
@@ -58,5 +59,6 @@ def test_settings_add_up_and_can_be_pasted():
         "DataLoader(..., num_workers=2, persistent_workers=True)",
         "DistributedDataParallel(model, ..., bucket_cap_mb=50.0)",
         "the optimizer(..., fused=True)",
+        "import paceline.interop; paceline.interop.patch_pillow()  # at the start",
         'with torch.autocast("cpu", torch.bfloat16):  # around the model and its loss',
     )

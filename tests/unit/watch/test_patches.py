@@ -5,7 +5,9 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from paceline.lab.script_ladder_file import ScriptPatch
 from paceline.watch.measured_run import run_measured
@@ -25,8 +27,8 @@ PATCHES = {
 }
 
 
-def measure(folder: Path, kind: str, patches: dict):
-    command = [sys.executable, str(SCRIPT), kind]
+def measure(folder: Path, kind: str, patches: dict, *args: str):
+    command = [sys.executable, str(SCRIPT), kind, *args]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     # The script takes 8 steps: it ends by itself.
     run = run_measured(command, environ, folder, warmup=0, steps=8, timeout_s=120, patches=patches)
@@ -39,7 +41,7 @@ def test_patches_reach_loaders_ddp_optimizer_and_model(tmp_path):
     assert run.unapplied == {}
     assert facts == {
         "workers": 2, "persistent": True, "prefetch": 3, "fused": True, "bucket_mb": 7, "view": True, "static": True,
-        "layout": True, "output": "torch.float32", "threads": 2,
+        "layout": True, "output": "torch.float32", "threads": 2, "pinned": False, "foreach": None, "compiled": False,
         "dtypes": ["torch.bfloat16", "torch.float32"],  # autocast begins with the second step
     }  # fmt: skip
 
@@ -71,6 +73,24 @@ def test_patches_that_change_nothing_say_so(tmp_path):
     }
 
 
+@pytest.mark.parametrize("first", ["torch", "pillow"])
+def test_jpegs_are_decoded_natively_in_worker_processes(tmp_path, first):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8))
+    image.save(tmp_path / "image.jpg", quality=95)
+    kinds = {}
+    for patches in ({}, {"native_jpegs": True}):
+        run, facts = measure(tmp_path / str(len(patches)), "jpegs", patches, str(tmp_path / "image.jpg"), first)
+        kinds[len(patches)] = facts["kinds"], run.unapplied
+    assert kinds == {0: (["Image"], {}), 1: (["_UndecodedJpeg"], {})}
+
+
+def test_other_patches_reach_their_place(tmp_path):
+    _, facts = measure(tmp_path / "1", "all", {"pin_memory": True, "foreach_optimizer": True})
+    assert (facts["pinned"], facts["foreach"]) == (True, True)
+    _, facts = measure(tmp_path / "2", "all", {"compile": True})
+    assert (facts["pinned"], facts["foreach"], facts["compiled"]) == (False, None, True)
+
+
 def test_every_patch_of_a_ladder_is_known_here():
-    tested = {*PATCHES, "cudnn_benchmark", "pin_memory", "compile", "foreach_optimizer"}
+    tested = {*PATCHES, "cudnn_benchmark", "pin_memory", "compile", "foreach_optimizer", "native_jpegs"}
     assert set(ScriptPatch.model_fields) == tested

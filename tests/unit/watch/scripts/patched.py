@@ -3,9 +3,12 @@
 import json
 import sys
 
+if sys.argv[1:] and sys.argv[-1] == "pillow":  # before torch
+    from PIL import Image  # noqa: F401
+
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
 class Own(torch.optim.Optimizer):
@@ -18,6 +21,33 @@ class Own(torch.optim.Optimizer):
     def step(self, closure=None):
         for each in self.param_groups[0]["params"]:
             each -= self.param_groups[0]["lr"] * each.grad
+
+
+class Files(Dataset):
+    """Images of a file, and how they come from a worker process."""
+
+    def __init__(self, path):
+        from PIL import Image
+
+        self.open = Image.open
+        self.path = path
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.zeros(4), type(self.open(self.path).convert("RGB")).__name__
+
+
+def read_jpegs(path):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    kinds = set()
+    for images, (kind,) in DataLoader(Files(path), 1, num_workers=1):
+        kinds.add(kind)
+        model(images).sum().backward()
+        optimizer.step()
+    print(json.dumps({"kinds": sorted(kinds)}))
 
 
 def main(kind):
@@ -45,6 +75,9 @@ def main(kind):
     if kind == "all":
         facts |= {
             "workers": loader.num_workers,
+            "pinned": loader.pin_memory,
+            "foreach": optimizer.param_groups[0]["foreach"],
+            "compiled": model._compiled_call_impl is not None,
             "persistent": loader.persistent_workers,
             "prefetch": loader.prefetch_factor,
             "fused": optimizer.param_groups[0]["fused"],
@@ -58,4 +91,4 @@ def main(kind):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    read_jpegs(sys.argv[2]) if sys.argv[1] == "jpegs" else main(sys.argv[1])

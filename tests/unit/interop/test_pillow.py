@@ -1,0 +1,152 @@
+"""`patch_pillow`: transforms of torchvision and timm get the crops they draw, and everything else Pillow's pixels."""
+
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
+
+from paceline.interop import patch_pillow
+
+SIDE = 64
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    monkeypatch.setattr(JpegImageFile, "convert", JpegImageFile.convert)  # the original is back at the end
+    patch_pillow()
+
+
+def photograph(seed: int = 0, size: tuple[int, int] = (200, 150), mode: str = "RGB") -> Image.Image:
+    """Return an image of smooth colors with noise."""
+    generator = np.random.default_rng(seed)
+    small = Image.fromarray(generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(
+        size, Image.Resampling.BICUBIC
+    )
+    noisy = np.asarray(small) + generator.normal(0, 4, (size[1], size[0], 3))
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).convert(mode)
+
+
+def as_jpeg(image: Image.Image, **options) -> bytes:
+    image.save(buffer := io.BytesIO(), "JPEG", quality=90, **options)
+    return buffer.getvalue()
+
+
+def read(content: bytes) -> Image.Image:
+    with io.BytesIO(content) as file:
+        return Image.open(file).convert("RGB")
+
+
+def decode(content: bytes) -> np.ndarray:
+    """Return Pillow's pixels."""
+    image = Image.open(io.BytesIO(content))
+    image.load()
+    return np.asarray(image.convert("RGB"))
+
+
+def timm_transform():
+    timm = pytest.importorskip("timm.data.transforms")
+    return timm.RandomResizedCropAndInterpolation(SIDE, interpolation="bilinear")
+
+
+@pytest.mark.parametrize(
+    "create",
+    [lambda: transforms.RandomResizedCrop(SIDE), lambda: v2.RandomResizedCrop(SIDE), timm_transform],
+    ids=["torchvision", "torchvision v2", "timm"],
+)
+def test_resized_crops_are_the_drawn_ones_almost_to_the_bit(create, monkeypatch):
+    import random
+
+    transform = create()
+    contents = [as_jpeg(photograph(seed)) for seed in range(8)]
+
+    def crops() -> tuple[list, tuple]:
+        torch.manual_seed(0)
+        random.seed(0)
+        return [np.asarray(transform(read(each))).astype(int) for each in contents], (random.random(), torch.rand(1))
+
+    expected, drawn = crops()
+    monkeypatch.setattr(JpegImageFile, "convert", JpegImageFile.convert)
+    patch_pillow()
+    monkeypatch.setattr(JpegImageFile, "load", None)  # nothing is decoded by Pillow
+    found, drawn_too = crops()
+    assert drawn == drawn_too
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.shape == theirs.shape == (SIDE, SIDE, 3)
+        assert abs(ours - theirs).mean() < 0.6
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        np.asarray,
+        lambda image: image.crop((10, 20, 100, 90)),
+        lambda image: image.crop((-5, 20, 100, 90)).resize((SIDE, SIDE), Image.Resampling.BILINEAR),
+        lambda image: image.crop((10, 20, 100, 90)).resize((SIDE, SIDE), Image.Resampling.BICUBIC),
+        lambda image: image.crop((10, 20, 100, 90)).resize((SIDE, 32), Image.Resampling.BILINEAR),
+        lambda image: image.crop((10, 20, 100, 90)).resize((SIDE, SIDE)),
+        lambda image: image.crop((0, 0, SIDE, SIDE)).resize((SIDE, SIDE), Image.Resampling.BILINEAR),
+        lambda image: image.resize((SIDE, SIDE), Image.Resampling.BILINEAR),
+        lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        lambda image: image.crop((10, 20, 100, 90)).convert("L"),
+        lambda image: image.copy(),
+        lambda image: pickle.loads(pickle.dumps(image)),
+        lambda image: pickle.loads(pickle.dumps(image.crop((10, 20, 100, 90)))),
+        transforms.Compose([transforms.Resize(80), transforms.CenterCrop(SIDE)]),
+    ],
+)
+def test_other_operations_have_pillows_pixels(patched, operation):
+    content = as_jpeg(photograph())
+    expected = operation(Image.fromarray(decode(content)))
+    image = read(content)
+    assert (image.size, image.mode, image.format) == ((200, 150), "RGB", None)
+    assert np.array_equal(np.asarray(operation(image)), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        as_jpeg(photograph(mode="L")),
+        as_jpeg(photograph(mode="CMYK")),
+        as_jpeg(photograph(), exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"),
+    ],
+    ids=["gray", "cmyk", "turned"],
+)
+def test_other_jpegs_are_decoded_by_pillow(patched, content):
+    crop = transforms.functional.resized_crop
+    expected = crop(Image.fromarray(decode(content)), 10, 20, 100, 90, [SIDE, SIDE])
+    assert np.array_equal(np.asarray(crop(read(content), 10, 20, 100, 90, [SIDE, SIDE])), np.asarray(expected))
+
+
+def test_an_image_that_is_drafted_or_decoded_already_stays_with_pillow(patched):
+    content = as_jpeg(photograph(size=(640, 480)))
+    drafted = Image.open(io.BytesIO(content))
+    drafted.draft("RGB", (160, 120))
+    assert drafted.convert("RGB").size == (160, 120)
+    decoded = Image.open(io.BytesIO(content))
+    decoded.load()
+    assert np.array_equal(np.asarray(decoded.convert("RGB")), decode(content))
+
+
+def test_a_truncated_file_raises_pillows_error(patched):
+    image = read(as_jpeg(photograph())[:2000])
+    with pytest.raises(OSError, match="truncated"):
+        transforms.RandomResizedCrop(SIDE)(image)
+
+
+def test_worker_processes_decode_with_threads_of_their_own(patched, tmp_path):
+    for seed in range(8):
+        (tmp_path / str(seed % 2)).mkdir(exist_ok=True)
+        (tmp_path / str(seed % 2) / f"{seed}.jpg").write_bytes(as_jpeg(photograph(seed)))
+    crop = transforms.Lambda(lambda image: transforms.functional.resized_crop(image, 10, 20, 100, 90, [SIDE, SIDE]))
+    dataset = ImageFolder(str(tmp_path), transforms.Compose([crop, transforms.PILToTensor()]))
+    here = torch.stack([image for image, _ in dataset])
+    workers = DataLoader(dataset, 2, num_workers=2, multiprocessing_context="fork")
+    assert torch.equal(torch.cat([images for images, _ in workers]), here)
