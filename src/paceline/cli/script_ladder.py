@@ -105,16 +105,24 @@ def _refuse_options(options: LadderOptions) -> None:
 
 def _digest_files(command: Sequence[str]) -> dict[str, str]:
     """Return a digest of the script, without which an unfinished ladder would go on with another one."""
-    files = [
-        Path(word) for word in command if word.endswith(".py") and os.access(word, os.R_OK) and Path(word).is_file()
-    ]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    found = {str(Path(word)): _read_script(word) for word in command}
+    return {name: hashlib.sha256(text).hexdigest() for name, text in found.items() if text is not None}
+
+
+def _read_script(word: str) -> bytes | None:
+    """Return the content of a script that the command names."""
+    path = Path(word)
+    return path.read_bytes() if word.endswith(".py") and os.access(word, os.R_OK) and path.is_file() else None
 
 
 def _build_result(
     ladder: ScriptLadder, name: str, summary: str, command: Sequence[str], outcome: ScriptOutcome, folder: Path
 ) -> LadderResult:
     first = outcome.first.result
+    settings = outcome.settings
+    if first.framework == "timm":
+        sources = [text for word in command if (text := _read_script(word)) is not None]
+        settings = settings.with_timm_options(lambda option: any(option.encode() in text for text in sources))
     return LadderResult(
         ladder=Path(name).stem,
         summary=summary,
@@ -133,8 +141,8 @@ def _build_result(
         provenance={"torch": first.torch, "python": first.python, "host": ", ".join(first.hosts)},
         script=ScriptChanges(
             command=tuple(command),
-            best_command=outcome.settings.command_line(),
-            best_code=outcome.settings.code_lines("cuda" if first.has_gpu else "cpu"),
+            best_command=settings.command_line(),
+            best_code=settings.code_lines("cuda" if first.has_gpu else "cpu", first.framework),
             note=outcome.note,
         ),
     )

@@ -1,7 +1,7 @@
 """Change the command of a training script: its arguments, its variables, and patches of its processes. Pure."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -9,11 +9,49 @@ from typing import Any, Final
 from paceline.lab.script_ladder_file import ScriptRung, Value, format_value
 from paceline.watch.patches import DDP_KEYWORDS, LOADER_KEYWORDS, OPTIMIZER_KEYWORDS
 
-_CONSTRUCTORS: Final = (
-    ("DataLoader(...", LOADER_KEYWORDS),
-    ("DistributedDataParallel(model, ...", DDP_KEYWORDS),
-    ("the optimizer(...", OPTIMIZER_KEYWORDS),
-)
+
+def _arguments(constructor: str, keywords: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    return {name: (constructor, f"{keyword}={{value!r}}") for name, keyword in keywords.items()}
+
+
+_CODE: Final = {
+    **_arguments("DataLoader(...", LOADER_KEYWORDS),
+    **_arguments("DistributedDataParallel(model, ...", DDP_KEYWORDS),
+    **_arguments("the optimizer(...", OPTIMIZER_KEYWORDS),
+    "native_jpegs": ("import paceline.interop; paceline.interop.patch_pillow()  # at the start", ""),
+    "channels_last": ("model = model.to(memory_format=torch.channels_last)", ""),
+    "autocast": ('with torch.autocast("{device}", torch.{value}):  # around the model and its loss', ""),
+    "compile": ("model.compile()", ""),
+    "cudnn_benchmark": ("torch.backends.cudnn.benchmark = {value!r}", ""),
+    "threads": ("torch.set_num_threads({value!r})", ""),
+}
+"""For each patch a line of code, or the start of a constructor's call and the argument of it."""
+_FRAMEWORK_CODE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "lightning": {
+        **_arguments("DDPStrategy(...", DDP_KEYWORDS),
+        "autocast": ("Trainer(...", "precision='bf16-mixed'"),
+    },
+    "accelerate": {
+        **_arguments("DistributedDataParallelKwargs(...", DDP_KEYWORDS),
+        "autocast": ("Accelerator(...", "mixed_precision='bf16'"),
+        "compile": ("Accelerator(...", "dynamo_backend='inductor'"),
+    },
+    "transformers": {
+        **_arguments("TrainingArguments(...", {name: f"dataloader_{each}" for name, each in LOADER_KEYWORDS.items()}),
+        "ddp_bucket_mb": ("TrainingArguments(...", "ddp_bucket_cap_mb={value!r}"),
+        "autocast": ("TrainingArguments(...", "bf16=True"),
+        "compile": ("TrainingArguments(...", "torch_compile=True"),
+    },
+}
+"""The same for patches that a framework applies by itself, by framework as the observer names it."""
+_TIMM_OPTIONS: Final[Mapping[str, Mapping[str, Value]]] = {
+    "workers": {"--workers": "{value}"},
+    "pin_memory": {"--pin-mem": True},
+    "channels_last": {"--channels-last": True},
+    "autocast": {"--amp": True, "--amp-dtype": "{value}"},
+    "compile": {"--torchcompile": True},
+}
+"""Options of timm's script, by patch."""
 _LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 """Modules that start a script."""
 
@@ -45,26 +83,29 @@ class ScriptSettings:
         arguments = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items() if value is not None]
         return " ".join([*(["env", *unset] if unset else []), *arguments, shlex.join(self.command)])
 
-    def code_lines(self, device: str) -> tuple[str, ...]:
-        """Return a line of code for each place of the script to which patches belong; `device` is cuda or cpu."""
-        lines = []
-        for start, keywords in _CONSTRUCTORS:
-            given = [f"{keyword}={self.patches[name]!r}" for name, keyword in keywords.items() if name in self.patches]
-            if given:
-                lines.append(f"{start}, {', '.join(given)})")
-        if "native_jpegs" in self.patches:
-            lines.append("import paceline.interop; paceline.interop.patch_pillow()  # at the start")
-        if "channels_last" in self.patches:
-            lines.append("model = model.to(memory_format=torch.channels_last)")
-        if "autocast" in self.patches:
-            lines.append(f'with torch.autocast("{device}", torch.bfloat16):  # around the model and its loss')
-        if "compile" in self.patches:
-            lines.append("model.compile()")
-        if "cudnn_benchmark" in self.patches:
-            lines.append(f"torch.backends.cudnn.benchmark = {self.patches['cudnn_benchmark']}")
-        if "threads" in self.patches:
-            lines.append(f"torch.set_num_threads({self.patches['threads']})")
-        return tuple(lines)
+    def code_lines(self, device: str, framework: str = "") -> tuple[str, ...]:
+        """Return a line of code for each place of the script to which patches belong, in the words of its framework.
+
+        `device` is cuda or cpu, and `framework` what the observer names.
+        """
+        code = {**_CODE, **_FRAMEWORK_CODE.get(framework, {})}
+        places: dict[str, list[str]] = {}
+        for name, (place, argument) in code.items():
+            if name in self.patches:
+                words = {"value": self.patches[name], "device": device}
+                places.setdefault(place.format(**words), []).append(argument.format(**words))
+        return tuple(f"{place}, {', '.join(each)})" if any(each) else place for place, each in places.items())
+
+    def with_timm_options(self, has_option: Callable[[str], bool]) -> "ScriptSettings":
+        """Return the settings with options of timm's script in place of patches, as far as the script has them."""
+        command, patches = self.command, dict(self.patches)
+        for name, options in _TIMM_OPTIONS.items():
+            if patches.get(name) and all(map(has_option, options)):
+                for option, value in options.items():
+                    text = value.format(value=patches[name]) if isinstance(value, str) else value
+                    command = set_argument(command, option, text)
+                del patches[name]
+        return ScriptSettings(command, self.environ, patches)
 
 
 def set_argument(command: Sequence[str], name: str, value: Value) -> tuple[str, ...]:

@@ -62,3 +62,45 @@ def test_settings_add_up_and_can_be_pasted():
         "import paceline.interop; paceline.interop.patch_pillow()  # at the start",
         'with torch.autocast("cpu", torch.bfloat16):  # around the model and its loss',
     )
+
+
+@pytest.mark.parametrize(
+    ("framework", "lines"),
+    [
+        (
+            "lightning",
+            (
+                "DataLoader(..., num_workers=2)",
+                "DDPStrategy(..., bucket_cap_mb=50.0)",
+                "Trainer(..., precision='bf16-mixed')",
+                "model.compile()",
+            ),
+        ),
+        (
+            "accelerate",
+            (
+                "DataLoader(..., num_workers=2)",
+                "DistributedDataParallelKwargs(..., bucket_cap_mb=50.0)",
+                "Accelerator(..., mixed_precision='bf16', dynamo_backend='inductor')",
+            ),
+        ),
+        (
+            "transformers",
+            (
+                "TrainingArguments(..., dataloader_num_workers=2, ddp_bucket_cap_mb=50.0, bf16=True, "
+                "torch_compile=True)",
+            ),
+        ),
+    ],
+)
+def test_code_is_in_the_words_of_the_framework(framework, lines):
+    patches = {"compile": True, "autocast": "bfloat16", "workers": 2, "ddp_bucket_mb": 50.0}
+    assert ScriptSettings(("python", "train.py"), patches=patches).code_lines("cuda", framework) == lines
+
+
+def test_settings_become_options_of_timms_script_if_it_has_them():
+    patches = {"workers": 2, "channels_last": True, "autocast": "bfloat16", "compile": True, "persistent_workers": True}
+    settings = ScriptSettings(("python", "train.py", "--workers", "1", "--amp-dtype=float16"), patches=patches)
+    changed = settings.with_timm_options(lambda option: option != "--torchcompile")
+    assert changed.command_line() == "python train.py --workers 2 --amp-dtype=bfloat16 --channels-last --amp"
+    assert changed.patches == {"compile": True, "persistent_workers": True}
