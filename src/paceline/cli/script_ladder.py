@@ -109,6 +109,10 @@ def _digest_files(command: Sequence[str]) -> dict[str, str]:
     return {name: hashlib.sha256(text).hexdigest() for name, text in found.items() if text is not None}
 
 
+def _names_option(source: bytes, option: str) -> bool:
+    return any(f"{quote}{option}{quote}".encode() in source for quote in "'\"")
+
+
 def _read_script(word: str) -> bytes | None:
     """Return the content of a script that the command names."""
     path = Path(word)
@@ -122,7 +126,7 @@ def _build_result(
     settings = outcome.settings
     if first.framework == "timm":
         sources = [text for word in command if (text := _read_script(word)) is not None]
-        settings = settings.with_timm_options(lambda option: any(option.encode() in text for text in sources))
+        settings = settings.with_timm_options(lambda option: any(_names_option(text, option) for text in sources))
     return LadderResult(
         ladder=Path(name).stem,
         summary=summary,

@@ -1,11 +1,14 @@
 """Decode only what training keeps of a JPEG, in code that reads images with Pillow.
 
-`RandomResizedCrop` of torchvision and of timm crops an image and resizes the crop. Pillow decodes all of it before;
-here `Image.convert("RGB")` of a JPEG decodes nothing yet, and a resized crop is decoded by the native core.
+`RandomResizedCrop` of torchvision and of timm crops an image and resizes the crop. Pillow decodes all of the image
+first; here `Image.convert("RGB")` of a JPEG decodes nothing yet, and the native core decodes the resized crop.
 """
 
 import os
 import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final, final
 
@@ -18,30 +21,37 @@ from paceline.data.native import MAX_SIDE, NATIVE_MISSING_MESSAGE, load_native
 _ORIENTATION: Final = 0x0112
 """The EXIF tag of the orientation, which the native core applies and Pillow does not."""
 _UPRIGHT: Final = 1
+_END_OF_IMAGE: Final = b"\xff\xd9"
 _TIMEOUT_S: Final = 60.0
-_OPENED: Final = np.zeros(1, dtype=np.uint64)
-_NO_INDEX: Final = np.zeros(1, dtype=np.int32)
+_ZERO: Final = np.zeros(1, dtype=np.uint64)
 _NO_FLIP: Final = np.zeros(1, dtype=np.uint8)
+Box = tuple[int, int, int, int]
+"""(left, top, right, bottom) in pixels."""
 _local = threading.local()
 _convert = Image.Image.convert
+_report_crop: Callable[[], None] | None = None
 
 
-def patch_pillow() -> None:
+def patch_pillow(*, on_first_crop: Callable[[], None] | None = None) -> None:
     """Decode resized crops of JPEGs with paceline's native core, in this process and in those forked from it.
 
     Call it before training, in any script whose transforms use Pillow. `image.convert("RGB")` of a color JPEG then
-    returns an image that is decoded when its pixels are needed. If the first operations are `crop` and a bilinear
-    `resize` to a square, as in `RandomResizedCrop` of torchvision (both versions) and timm, only the crop is decoded;
-    anything else gets Pillow's pixels. Files that the core does not decode are left to Pillow, too.
+    returns an image that is decoded when its pixels are needed. If it is resized to a square with bilinear
+    interpolation, or first cropped and then resized, as `RandomResizedCrop` of torchvision (both versions) and timm do,
+    the native core decodes what that needs. Anything else gets Pillow's pixels, as do truncated files and those that
+    the core does not decode. The image that was converted stays undecoded: use its own pixels before it is closed.
 
-    The pixels of such crops are those of paceline's loaders: they differ from Pillow's by about 0.2 of 255 on average
-    (docs/reference/indexed-jpeg.md). No random number is drawn or skipped. Errors of damaged files are raised by the
-    first operation on the pixels.
+    The pixels that the core decodes are those of paceline's loaders: they differ from Pillow's by about 0.2 of 255 on average
+    (docs/reference/indexed-jpeg.md). No random number is drawn or skipped.
+
+    `on_first_crop` is called after the first crop that the core has decoded, in worker processes too.
 
     Raise `RuntimeError` if the native core was not built.
     """
+    global _report_crop
     if load_native() is None:
         raise RuntimeError(NATIVE_MISSING_MESSAGE)
+    _report_crop = on_first_crop
     JpegImageFile.convert = _convert_lazily  # type: ignore[method-assign]
 
 
@@ -50,113 +60,157 @@ def _convert_lazily(image: Image.Image, mode: str | None = None, *args: Any, **k
     if mode == "RGB" and not args and not kwargs and type(image) is JpegImageFile:
         content = _read_undecoded(image)
         if content is not None:
-            return _UndecodedJpeg(content)
+            return _UndecodedImage(_Jpeg(content, image.size), (0, 0, *image.size), image.info)
     return _convert(image, mode, *args, **kwargs)
 
 
 def _read_undecoded(image: JpegImageFile) -> bytes | None:
-    """Return the file of a color JPEG that is stored upright and of which nothing was decoded, else None."""
+    """Return the file of a color JPEG that is whole, upright, and of which nothing was decoded, else None."""
     file = image.fp
-    if file is None or image.mode != "RGB" or not image.tile or image.decoderconfig:
-        return None
-    if "exif" in image.info and image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT:
+    if file is None or image.mode != "RGB" or not image.tile or image.decoderconfig or not _is_upright(image):
         return None
     try:
-        position = file.tell()
         file.seek(0)
         content = file.read()
-        file.seek(position)
     except (OSError, ValueError):  # closed, or not seekable
         return None
-    return content if content.startswith(b"\xff\xd8") else None
+    image.fp = BytesIO(content)  # which the image may decode later, whatever becomes of the file
+    if getattr(image, "_exclusive_fp", False):
+        file.close()
+    return content if content.rstrip(b"\0").endswith(_END_OF_IMAGE) else None
+
+
+def _is_upright(image: JpegImageFile) -> bool:
+    """Return whether the native core, which may read more of a damaged EXIF block than Pillow, would not turn it."""
+    exif = image.info.get("exif", b"")
+    if not any(_ORIENTATION.to_bytes(2, order) in exif for order in ("big", "little")):
+        return True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return bool(image.getexif().get(_ORIENTATION) == _UPRIGHT)
+    except Exception:  # Pillow raises many kinds
+        return False
+
+
+@dataclass
+class _Jpeg:
+    """A file in memory, its size (width, height), and its index once it was decoded."""
+
+    content: bytes
+    size: tuple[int, int]
+    index: bytes | None = None
 
 
 @final
-class _UndecodedJpeg(JpegImageFile):
-    """A color JPEG in memory. Like every image file of Pillow, it is decoded by its first operation on pixels."""
+class _UndecodedImage(Image.Image):
+    """A part of a JPEG that nobody has looked at. The first operation on its pixels makes a plain `Image` of it."""
 
-    format = None  # as of every converted image
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(BytesIO(content))
-        self.content = content
-
-    def crop(self, box: tuple[float, float, float, float] | None = None) -> Image.Image:
-        """Return a part of the image, undecoded if it is within it."""
-        if box is not None and self.tile and not self.decoderconfig:
-            left, top, right, bottom = (round(each) for each in box)
-            if 0 <= left < right <= self.width and 0 <= top < bottom <= self.height:
-                return _UndecodedCrop(self, (left, top, right, bottom))
-        return super().crop(box)
-
-
-@final
-class _UndecodedCrop(Image.Image):
-    """A part of an undecoded JPEG, `box` (left, top, right, bottom) in pixels."""
-
-    _source: _UndecodedJpeg | None = None  # None once it is decoded
-
-    def __init__(self, source: _UndecodedJpeg, box: tuple[int, int, int, int]) -> None:
+    def __init__(self, jpeg: _Jpeg, box: Box, info: dict[Any, Any]) -> None:
         super().__init__()
-        self._mode = source.mode
+        self._mode = "RGB"
         self._size = (box[2] - box[0], box[3] - box[1])
-        self.info = source.info.copy()
-        self._source = source
+        self.info = info.copy()
+        self._jpeg = jpeg
         self._box = box
 
     def load(self) -> Any:
-        """Decode the whole image with Pillow, if that was not done before."""
-        source, self._source = self._source, None
-        if source is not None:
-            self.im = _crop_decoded(source, self._box)
-        return super().load()
+        """Decode the whole file with Pillow."""
+        whole = JpegImageFile(BytesIO(self._jpeg.content))
+        whole.load()
+        self.im = whole.im if self._box == (0, 0, *whole.size) else whole.im.crop(self._box)
+        self.__class__ = Image.Image  # type: ignore[assignment]
+        return self.load()
+
+    def convert(self, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
+        """Return another undecoded image if nothing is to be converted."""
+        if mode == "RGB" and not args and not kwargs:
+            return _UndecodedImage(self._jpeg, self._box, self.info)
+        return super().convert(mode, *args, **kwargs)
+
+    def crop(self, box: tuple[float, float, float, float] | None = None) -> Image.Image:
+        """Return a part of the image, undecoded if it is within it."""
+        if box is not None:
+            left, top, right, bottom = (int(round(each)) for each in box)  # noqa: RUF046 - of NumPy's numbers
+            if 0 <= left < right <= self.width and 0 <= top < bottom <= self.height:
+                x, y = self._box[:2]
+                return _UndecodedImage(self._jpeg, (x + left, y + top, x + right, y + bottom), self.info)
+        return super().crop(box)
 
     def resize(self, size: Any, resample: int | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        """Return the crop resized; decode only what that needs, if the native core can."""
+        """Return the image resized; decode only what that needs, if the native core can."""
         width, height = size
         can_decode = width == height <= MAX_SIDE and resample == Image.Resampling.BILINEAR and self.size != tuple(size)
-        if can_decode and self._source is not None and not args and not any(kwargs.values()):
-            pixels = _decode(self._source, self._box, width)
+        if can_decode and not args and not any(kwargs.values()):
+            pixels = _decode(self._jpeg, self._box, int(width))
             if pixels is not None:
-                return Image.fromarray(pixels)
+                resized = Image.fromarray(pixels)
+                resized.info = self.info.copy()
+                return resized
         return super().resize(size, resample, *args, **kwargs)
 
+    # What sets or compares the pixels of a plain image without loading it.
 
-def _crop_decoded(image: Image.Image, box: tuple[int, int, int, int]) -> Any:
-    image.load()
-    return image.im.crop(box)
+    def thumbnail(self, *args: Any, **kwargs: Any) -> None:
+        """Decode, and resize in place."""
+        self.load()
+        self.thumbnail(*args, **kwargs)
+
+    def close(self) -> None:
+        """Forget the file."""
+        self.__class__ = Image.Image  # type: ignore[assignment]
+        self.close()
+
+    def __eq__(self, other: object) -> bool:
+        self.load()
+        return self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.load()
+        return self.__reduce_ex__(protocol)
 
 
-def _decode(image: _UndecodedJpeg, box: tuple[int, int, int, int], size: int) -> Any:
+def _decode(jpeg: _Jpeg, box: Box, size: int) -> Any:
     """Return a box of an image resized to uint8 [size, size, 3], or None if only Pillow reads the file."""
+    global _report_crop
     left, top, right, bottom = box
     out, status = np.empty((1, 3, size, size), dtype=np.uint8), np.full(1, -1, dtype=np.int32)
-    task = _get_pool().submit_jpegs(
-        files=[memoryview(image.content)],
-        offsets=_OPENED,
-        lengths=_OPENED,
-        index_buffers=[],
-        index_of=_NO_INDEX,
-        index_offsets=_OPENED,
-        index_lengths=_OPENED,
+    index = jpeg.index or b""
+    try:
+        pool = _get_pool()
+    except OSError:  # no more threads
+        return None
+    task = pool.submit_jpegs(
+        files=[memoryview(jpeg.content)],
+        offsets=_ZERO,
+        lengths=_ZERO,
+        index_buffers=[index],
+        index_of=np.zeros(1, dtype=np.int32),
+        index_offsets=_ZERO,
+        index_lengths=np.array([len(index)], dtype=np.uint64),
         boxes=np.array([[top, left, bottom - top, right - left]], dtype=np.float64),
         flips=_NO_FLIP,
         inside=True,
         size=size,
         channels=3,
-        sizes=np.array([[image.height, image.width]], dtype=np.int32),
+        sizes=np.array([jpeg.size[::-1]], dtype=np.int32),
         out=out,
         status=status,
     )
     if not task.wait(_TIMEOUT_S) or status[0] != 0:
         return None
+    jpeg.index = task.indexes()[0] or jpeg.index
+    report, _report_crop = _report_crop, None
+    if report is not None:
+        report()
     return np.ascontiguousarray(out[0].transpose(1, 2, 0))
 
 
 def _get_pool() -> Any:
     """Return the pool of this thread: one native thread, as a transform has one image at a time."""
-    owner = getattr(_local, "owner", None)
-    if owner != os.getpid():  # a forked child has no threads of its parent
+    if getattr(_local, "owner", None) != os.getpid():  # a forked child has no threads of its parent
         native = load_native()
         assert native is not None, "checked by `patch_pillow`"
         _local.pool, _local.owner = native.Pool(1), os.getpid()

@@ -10,14 +10,14 @@ from paceline.lab.script_ladder_file import ScriptRung, Value, format_value
 from paceline.watch.patches import DDP_KEYWORDS, LOADER_KEYWORDS, OPTIMIZER_KEYWORDS
 
 
-def _arguments(constructor: str, keywords: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    return {name: (constructor, f"{keyword}={{value!r}}") for name, keyword in keywords.items()}
+def _arguments(call: str, keywords: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    return {name: (call, f"{keyword}={{value!r}}") for name, keyword in keywords.items()}
 
 
 _CODE: Final = {
-    **_arguments("DataLoader(...", LOADER_KEYWORDS),
-    **_arguments("DistributedDataParallel(model, ...", DDP_KEYWORDS),
-    **_arguments("the optimizer(...", OPTIMIZER_KEYWORDS),
+    **_arguments("DataLoader(..., {arguments})", LOADER_KEYWORDS),
+    **_arguments("DistributedDataParallel(model, ..., {arguments})", DDP_KEYWORDS),
+    **_arguments("the optimizer(..., {arguments})", OPTIMIZER_KEYWORDS),
     "native_jpegs": ("import paceline.interop; paceline.interop.patch_pillow()  # at the start", ""),
     "channels_last": ("model = model.to(memory_format=torch.channels_last)", ""),
     "autocast": ('with torch.autocast("{device}", torch.{value}):  # around the model and its loss', ""),
@@ -25,23 +25,30 @@ _CODE: Final = {
     "cudnn_benchmark": ("torch.backends.cudnn.benchmark = {value!r}", ""),
     "threads": ("torch.set_num_threads({value!r})", ""),
 }
-"""For each patch a line of code, or the start of a constructor's call and the argument of it."""
+"""For each patch a line of code, or the call to which an argument belongs, and the argument."""
+_DDP_OF_ACCELERATE: Final = "Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs({arguments})])"
 _FRAMEWORK_CODE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "lightning": {
-        **_arguments("DDPStrategy(...", DDP_KEYWORDS),
-        "autocast": ("Trainer(...", "precision='bf16-mixed'"),
+        **_arguments("DDPStrategy(..., {arguments})", DDP_KEYWORDS),
+        "autocast": ("Trainer(..., {arguments})", "precision='bf16-mixed'"),
+        "compile": ("module = torch.compile(module)", ""),
     },
     "accelerate": {
-        **_arguments("DistributedDataParallelKwargs(...", DDP_KEYWORDS),
-        "autocast": ("Accelerator(...", "mixed_precision='bf16'"),
-        "compile": ("Accelerator(...", "dynamo_backend='inductor'"),
+        **_arguments(_DDP_OF_ACCELERATE, DDP_KEYWORDS),
+        "autocast": ("Accelerator(..., {arguments})", "mixed_precision='bf16'"),
+        "compile": ("Accelerator(..., {arguments})", "dynamo_backend='inductor'"),
     },
-    "transformers": {
-        **_arguments("TrainingArguments(...", {name: f"dataloader_{each}" for name, each in LOADER_KEYWORDS.items()}),
-        "ddp_bucket_mb": ("TrainingArguments(...", "ddp_bucket_cap_mb={value!r}"),
-        "autocast": ("TrainingArguments(...", "bf16=True"),
-        "compile": ("TrainingArguments(...", "torch_compile=True"),
-    },
+    "transformers": _arguments(
+        "TrainingArguments(..., {arguments})",
+        {
+            **{name: f"dataloader_{keyword}" for name, keyword in LOADER_KEYWORDS.items()},
+            "ddp_bucket_mb": "ddp_bucket_cap_mb",
+            "static_graph": "ddp_static_graph",
+            "compile": "torch_compile",
+        },
+    )
+    | {"autocast": ("TrainingArguments(..., {arguments})", "bf16=True")},
+    "timm": {"fused_optimizer": ("--opt-kwargs fused={value}", "")},
 }
 """The same for patches that a framework applies by itself, by framework as the observer names it."""
 _TIMM_OPTIONS: Final[Mapping[str, Mapping[str, Value]]] = {
@@ -92,9 +99,9 @@ class ScriptSettings:
         places: dict[str, list[str]] = {}
         for name, (place, argument) in code.items():
             if name in self.patches:
-                words = {"value": self.patches[name], "device": device}
+                words = {"value": self.patches[name], "device": device, "arguments": "{arguments}"}
                 places.setdefault(place.format(**words), []).append(argument.format(**words))
-        return tuple(f"{place}, {', '.join(each)})" if any(each) else place for place, each in places.items())
+        return tuple(place.format(arguments=", ".join(each)) for place, each in places.items())
 
     def with_timm_options(self, has_option: Callable[[str], bool]) -> "ScriptSettings":
         """Return the settings with options of timm's script in place of patches, as far as the script has them."""

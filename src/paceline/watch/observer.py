@@ -41,8 +41,9 @@ def install() -> AfterImport:
     losses. `PACELINE_WATCH_PATCHES` has changes of the script as JSON.
     """
     keeps_losses = bool(os.environ.get("PACELINE_WATCH_LOSSES"))
-    patches = ScriptPatches(json.loads(os.environ.get("PACELINE_WATCH_PATCHES") or "{}"))
-    observer = Observer(Path(os.environ["PACELINE_WATCH_DIR"]), keeps_losses=keeps_losses, patches=patches)
+    folder = Path(os.environ["PACELINE_WATCH_DIR"])
+    patches = ScriptPatches(json.loads(os.environ.get("PACELINE_WATCH_PATCHES") or "{}"), folder)
+    observer = Observer(folder, keeps_losses=keeps_losses, patches=patches)
     names = {"torch", "PIL.Image", *TARGETS, *(name for each in ALIASES.values() for name in each)}
     finder = AfterImport(names, observer.patch)
     sys.meta_path.insert(0, finder)

@@ -4,10 +4,12 @@ A patch replaces an argument of a constructor of torch, the decoder of JPEGs, or
 Those that found no place in the script say why. Nothing here imports torch before the script does.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, final
 
 # Keywords of constructors, by patch. The code that a ladder recommends has them, too.
@@ -32,7 +34,7 @@ _REASONS: Final = {
     "autocast": "no model was called",
     "compile": "no model was called",
     "cudnn_benchmark": "the script trains without a GPU",
-    "native_jpegs": "Pillow was not imported",
+    "native_jpegs": "no JPEG of Pillow was cropped and resized as RandomResizedCrop does",
 }
 Arguments = dict[str, Any]
 Constructor = Callable[..., Any]
@@ -40,10 +42,14 @@ Constructor = Callable[..., Any]
 
 @final
 class ScriptPatches:
-    """The patches of one process by name, and what became of them."""
+    """The patches of one process by name, and what became of them.
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    Worker processes, which decode images, leave a file in `folder`.
+    """
+
+    def __init__(self, values: Mapping[str, Any], folder: Path) -> None:
         self._values = values
+        self._native_crop = folder / "native-crop"
         self._torch: Any = None
         self._reasons = {name: _REASONS.get(name, "") for name in values}
         self._applied: set[str] = set()
@@ -51,6 +57,8 @@ class ScriptPatches:
     @property
     def outcomes(self) -> dict[str, str]:
         """Why each patch was not applied, "" for those that were."""
+        if "native_jpegs" in self._values and "native_jpegs" not in self._applied and self._native_crop.exists():
+            self._applied.add("native_jpegs")
         return {name: "" if name in self._applied else reason for name, reason in self._reasons.items()}
 
     def patch_torch(self, torch: Any) -> None:
@@ -77,10 +85,13 @@ class ScriptPatches:
         try:
             from paceline.interop.pillow import patch_pillow
 
-            patch_pillow()
-            self._applied.add("native_jpegs")
+            patch_pillow(on_first_crop=self._note_native_crop)
         except (ImportError, RuntimeError) as error:
             self._explain("native_jpegs", str(error))
+
+    def _note_native_crop(self) -> None:
+        with contextlib.suppress(OSError):
+            self._native_crop.touch()
 
     def patch_model(self, modules: Iterable[Any]) -> None:
         """Change the models that have trained, after the first step."""

@@ -90,7 +90,7 @@ READS: Final = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__boo
 
 FRAMEWORKS: Final = {
     "transformers.trainer": "transformers",
-    "lightning": "lightning",
+    "lightning.pytorch": "lightning",
     "pytorch_lightning": "lightning",
     "accelerate": "accelerate",
 }

@@ -73,14 +73,14 @@ def test_settings_add_up_and_can_be_pasted():
                 "DataLoader(..., num_workers=2)",
                 "DDPStrategy(..., bucket_cap_mb=50.0)",
                 "Trainer(..., precision='bf16-mixed')",
-                "model.compile()",
+                "module = torch.compile(module)",
             ),
         ),
         (
             "accelerate",
             (
                 "DataLoader(..., num_workers=2)",
-                "DistributedDataParallelKwargs(..., bucket_cap_mb=50.0)",
+                "Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs(bucket_cap_mb=50.0)])",
                 "Accelerator(..., mixed_precision='bf16', dynamo_backend='inductor')",
             ),
         ),

@@ -57,11 +57,13 @@ def test_a_patched_script_trains_the_same(tmp_path):
 
 def test_patches_without_a_place_say_so(tmp_path):
     others = {name: value for name, value in PATCHES.items() if name not in ("channels_last", "autocast", "threads")}
+    others["native_jpegs"] = True
     run, _ = measure(tmp_path, "none", others)
     assert set(run.unapplied) == set(others)
     assert run.unapplied["workers"] == "no DataLoader was created"
     assert run.unapplied["static_graph"] == "no DistributedDataParallel was created"
     assert "no optimizer" in run.unapplied["fused_optimizer"]
+    assert "no JPEG" in run.unapplied["native_jpegs"]
 
 
 def test_patches_that_change_nothing_say_so(tmp_path):
@@ -81,7 +83,7 @@ def test_jpegs_are_decoded_natively_in_worker_processes(tmp_path, first):
     for patches in ({}, {"native_jpegs": True}):
         run, facts = measure(tmp_path / str(len(patches)), "jpegs", patches, str(tmp_path / "image.jpg"), first)
         kinds[len(patches)] = facts["kinds"], run.unapplied
-    assert kinds == {0: (["Image"], {}), 1: (["_UndecodedJpeg"], {})}
+    assert kinds == {0: (["Image"], {}), 1: (["_UndecodedImage"], {})}
 
 
 def test_other_patches_reach_their_place(tmp_path):

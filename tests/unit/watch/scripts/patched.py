@@ -36,11 +36,13 @@ class Files(Dataset):
         return 8
 
     def __getitem__(self, index):
-        return torch.zeros(4), type(self.open(self.path).convert("RGB")).__name__
+        image = self.open(self.path).convert("RGB")
+        crop = image.crop((0, 0, 40, 40)).resize((16, 16), 2)  # bilinear
+        return torch.tensor(list(crop.resize((2, 2)).getpixel((0, 0)))) / 255, type(image).__name__
 
 
 def read_jpegs(path):
-    model = nn.Linear(4, 1)
+    model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     kinds = set()
     for images, (kind,) in DataLoader(Files(path), 1, num_workers=1):
