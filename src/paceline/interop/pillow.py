@@ -41,7 +41,7 @@ def patch_pillow(*, on_first_crop: Callable[[], None] | None = None) -> None:
     the native core decodes what that needs. Anything else gets Pillow's pixels, as do truncated files and those that
     the core does not decode. The image that was converted stays undecoded: use its own pixels before it is closed.
 
-    The pixels that the core decodes are those of paceline's loaders: they differ from Pillow's by about 0.2 of 255 on average
+    The core's pixels are those of paceline's loaders: they differ from Pillow's by about 0.2 of 255 on average
     (docs/reference/indexed-jpeg.md). No random number is drawn or skipped.
 
     `on_first_crop` is called after the first crop that the core has decoded, in worker processes too.
