@@ -80,7 +80,7 @@ CAUSES = (
     Planted("recipe-width", "model.width", (), ("model.width=0.5",)),
     Planted("recipe-batch-size", "data.batch_size", (), ("data.batch_size=8",)),
     Planted("recipe-image-size", "data.image_size", (), ("data.image_size=24",)),
-    Planted("recipe-augmentation", "data.augment", (), ("data.augment=[{name: randaugment}]", "data.workers=1")),
+    Planted("recipe-augmentation", "data.augment", (), ("data.augment=[{name: rand_augment}]", "data.workers=1")),
     Planted("recipe-evaluation", "train.eval_every", (), ("train.eval_every=2st",)),
     Planted("recipe-checkpoints", "checkpoint.every", (), ("checkpoint.every=1st", "checkpoint.background=off")),
     Planted("recipe-lr", "optim.lr", (), ("optim.lr=0.00001",), about="outcome"),
