@@ -4,8 +4,6 @@
 first; here `Image.convert("RGB")` of a JPEG decodes nothing yet, and the native core decodes the resized crop.
 """
 
-import os
-import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +20,8 @@ _ORIENTATION: Final = 0x0112
 """The EXIF tag of the orientation, which the native core applies and Pillow does not."""
 _UPRIGHT: Final = 1
 _END_OF_IMAGE: Final = b"\xff\xd9"
-_TIMEOUT_S: Final = 60.0
-_ZERO: Final = np.zeros(1, dtype=np.uint64)
-_NO_FLIP: Final = np.zeros(1, dtype=np.uint8)
 Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in pixels."""
-_local = threading.local()
 _convert = Image.Image.convert
 _report_crop: Callable[[], None] | None = None
 
@@ -60,7 +54,7 @@ def _convert_lazily(image: Image.Image, mode: str | None = None, *args: Any, **k
     if mode == "RGB" and not args and not kwargs and type(image) is JpegImageFile:
         content = _read_undecoded(image)
         if content is not None:
-            return _UndecodedImage(_Jpeg(content, image.size), (0, 0, *image.size), image.info)
+            return _UndecodedImage(_Jpeg(content), (0, 0, *image.size), image.info)
     return _convert(image, mode, *args, **kwargs)
 
 
@@ -95,11 +89,10 @@ def _is_upright(image: JpegImageFile) -> bool:
 
 @dataclass
 class _Jpeg:
-    """A file in memory, its size (width, height), and its index once it was decoded."""
+    """A file in memory, and its record once it was indexed."""
 
     content: bytes
-    size: tuple[int, int]
-    index: bytes | None = None
+    record: bytes | None = None
 
 
 @final
@@ -173,45 +166,22 @@ class _UndecodedImage(Image.Image):
 
 
 def _decode(jpeg: _Jpeg, box: Box, size: int) -> Any:
-    """Return a box of an image resized to uint8 [size, size, 3], or None if only Pillow reads the file."""
+    """Return a box of an image resized to uint8 [size, size, 3], or None if only Pillow reads the file.
+
+    In the caller's thread: waking another one costs a good part of a millisecond on a virtual machine.
+    """
     global _report_crop
+    native = load_native()
+    assert native is not None, "checked by `patch_pillow`"
     left, top, right, bottom = box
-    out, status = np.empty((1, 3, size, size), dtype=np.uint8), np.full(1, -1, dtype=np.int32)
-    index = jpeg.index or b""
+    out = np.empty((3, size, size), dtype=np.uint8)
     try:
-        pool = _get_pool()
-    except OSError:  # no more threads
+        if jpeg.record is None:
+            jpeg.record = native.index_jpeg(jpeg.content)
+        native.decode_crop_into(jpeg.record, (top, left, bottom - top, right - left), True, False, size, 3, out)
+    except (ValueError, MemoryError):
         return None
-    task = pool.submit_jpegs(
-        files=[memoryview(jpeg.content)],
-        offsets=_ZERO,
-        lengths=_ZERO,
-        index_buffers=[index],
-        index_of=np.zeros(1, dtype=np.int32),
-        index_offsets=_ZERO,
-        index_lengths=np.array([len(index)], dtype=np.uint64),
-        boxes=np.array([[top, left, bottom - top, right - left]], dtype=np.float64),
-        flips=_NO_FLIP,
-        inside=True,
-        size=size,
-        channels=3,
-        sizes=np.array([jpeg.size[::-1]], dtype=np.int32),
-        out=out,
-        status=status,
-    )
-    if not task.wait(_TIMEOUT_S) or status[0] != 0:
-        return None
-    jpeg.index = task.indexes()[0] or jpeg.index
     report, _report_crop = _report_crop, None
     if report is not None:
         report()
-    return np.ascontiguousarray(out[0].transpose(1, 2, 0))
-
-
-def _get_pool() -> Any:
-    """Return the pool of this thread: one native thread, as a transform has one image at a time."""
-    if getattr(_local, "owner", None) != os.getpid():  # a forked child has no threads of its parent
-        native = load_native()
-        assert native is not None, "checked by `patch_pillow`"
-        _local.pool, _local.owner = native.Pool(1), os.getpid()
-    return _local.pool
+    return np.ascontiguousarray(out.transpose(1, 2, 0))

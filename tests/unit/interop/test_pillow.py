@@ -227,7 +227,7 @@ def test_a_damaged_file_is_left_to_pillow(patched):
     assert np.array_equal(np.asarray(crop(read(bytes(content)), 10, 20, 100, 90, [SIDE, SIDE])), np.asarray(expected))
 
 
-def test_worker_processes_decode_with_threads_of_their_own(patched, tmp_path):
+def test_worker_processes_decode_alike(patched, tmp_path):
     for seed in range(8):
         (tmp_path / str(seed % 2)).mkdir(exist_ok=True)
         (tmp_path / str(seed % 2) / f"{seed}.jpg").write_bytes(as_jpeg(photograph(seed)))
