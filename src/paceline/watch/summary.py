@@ -15,6 +15,7 @@ from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, PREP
 from paceline.core.units import count, join_few, share
 from paceline.core.watch_result import RankTimeline, StepPoint, WatchedPause, WatchResult
 from paceline.measure.bottleneck import (
+    LOST_CPU_SHARE,
     PAUSE_SHARE,
     WAITING_SHARE,
     BottleneckResult,
@@ -80,7 +81,7 @@ def summarize(
     rows, straggler = compare_ranks(ranks, warmup)
     communication = _communication(steps, len(ranks))
     notes += [*_collect_notes(ranks), *stray_notes]
-    bottleneck = _find_bottleneck(clock, straggler, communication, ranks, has_gpu=has_gpu, warmup=warmup)
+    bottleneck = _find_bottleneck(clock, straggler, communication, cpu, ranks, has_gpu=has_gpu, warmup=warmup)
     start_up_s = fsum(each.end_s - each.start_s for each in first.pauses if each.name == START_UP)
     losses = tuple(loss for _, loss in sorted(first.losses.items()))
     samples = _mean_samples(first)
@@ -269,6 +270,7 @@ def _find_bottleneck(
     clock: ClockSummary,
     straggler: StragglerResult | None,
     communication: CommunicationResult | None,
+    cpu: CpuResult | None,
     ranks: Sequence[ProcessRecords],
     *,
     has_gpu: bool,
@@ -310,6 +312,12 @@ def _find_bottleneck(
             )
         hosts = {each.process.rank: each.process.host for each in ranks}
         several = len(set(hosts.values())) > 1
+        if cpu is not None and not several and _may_be_starved(straggler, cpu):
+            return _no_verdict(
+                f"Waiting for rank {straggler.rank} took {share(straggler.share)} of a step, but other programs or a "
+                f"hypervisor held the cores {share(cpu.share)} of the time that the command wanted to run.",
+                "measuring again when nothing else runs here",
+            )
         to_try = advise_straggler(straggler, hosts[straggler.rank] if several else "")
     else:
         framework = ranks[0].process.framework
@@ -319,6 +327,11 @@ def _find_bottleneck(
             found.bottleneck, framework, has_gpu=has_gpu, starts_loader=starts_loader, prepares_batches=prepares
         )
     return BottleneckResult(found.bottleneck, found.evidence, found.ceiling, to_try)
+
+
+def _may_be_starved(straggler: StragglerResult, cpu: CpuResult) -> bool:
+    """Return whether a rank may be late because others held its cores: it loses at most twice what they took."""
+    return cpu.share >= LOST_CPU_SHARE and straggler.share <= 2 * cpu.lost_s / cpu.wall_s
 
 
 def _no_verdict(evidence: str, to_try: str = "") -> BottleneckResult:

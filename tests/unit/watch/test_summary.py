@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.core.results import CpuResult
 from paceline.core.stages import display_name
 from paceline.measure.bottleneck import WAITING_SHARE
 from paceline.watch.live import LiveLine, describe_progress
@@ -18,12 +19,12 @@ N = 110
 def summary_of(tmp_path):
     """Return a function from the records of each process to the result."""
 
-    def build(*processes, warmup=10, code=0):
+    def build(*processes, warmup=10, code=0, cpu=None):
         for number, records in enumerate(processes):
             write(tmp_path, *records, name=f"node-{number}.jsonl")
         reader = RecordReader(tmp_path)
         reader.update()
-        return summarize(reader.processes(), COMMAND, code, warmup)
+        return summarize(reader.processes(), COMMAND, code, warmup, cpu=cpu)
 
     return build
 
@@ -175,6 +176,20 @@ def test_a_late_rank_is_named_with_its_stage(summary_of, late, stage):
     assert (result.straggler.rank, result.straggler.stage) == (late, stage)
     assert [each.rank for each in result.ranks] == [0, 1]
     assert (result.world_size, result.communication.exposed_s) == (2, pytest.approx(0.04 * (late == 1)))
+
+
+@pytest.mark.parametrize(
+    ("lost", "bottleneck"), [(0.05, "straggler-bound"), (0.15, "straggler-bound"), (0.25, "unknown")]
+)
+def test_a_rank_is_not_blamed_for_what_other_programs_may_have_taken(summary_of, lost, bottleneck):
+    """It is late by 40 % of a step; `lost` is the part of the time in which others held a core that it wanted."""
+    cpu = CpuResult(
+        rank=0, cores=2, ranks=1, threads=1, wall_s=20.0, run_s=20.0, waited_s=20 * lost, lost_s=20 * lost,
+        share=lost / (1 + lost), own_share=0.0, throttled_share=0.0, others_cores=lost, pressure=0.0, switches=0,
+    )  # fmt: skip
+    verdict = summary_of(*two_ranks(1, "forward"), cpu=cpu).verdict
+    assert verdict["bottleneck"] == bottleneck
+    assert "rank 1" in verdict["evidence"]
 
 
 def test_ranks_that_are_late_in_turn_are_not_judged(summary_of):
