@@ -84,7 +84,7 @@ CAUSES = (
     Planted("recipe-evaluation", "train.eval_every", (), ("train.eval_every=2st",)),
     Planted("recipe-checkpoints", "checkpoint.every", (), ("checkpoint.every=1st", "checkpoint.background=off")),
     Planted("recipe-lr", "optim.lr", (), ("optim.lr=0.00001",), about="outcome"),
-    Planted("recipe-epochs", "train.epochs", (), ("train.epochs=0.3",), about="outcome"),
+    Planted("recipe-epochs", "train.epochs", ("train.epochs=6",), ("train.epochs=1.5",), about="outcome"),
 )  # fmt: skip
 
 
