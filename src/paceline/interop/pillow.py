@@ -46,7 +46,7 @@ def patch_pillow(*, on_first_crop: Callable[[], None] | None = None) -> None:
     if load_native() is None:
         raise RuntimeError(NATIVE_MISSING_MESSAGE)
     _report_crop = on_first_crop
-    JpegImageFile.convert = _convert_lazily  # type: ignore[method-assign]
+    JpegImageFile.convert = _convert_lazily  # type: ignore[assignment, method-assign]
 
 
 def _convert_lazily(image: Image.Image, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
