@@ -99,8 +99,8 @@ class ScriptSettings:
         places: dict[str, list[str]] = {}
         for name, (place, argument) in code.items():
             if name in self.patches:
-                words = {"value": self.patches[name], "device": device, "arguments": "{arguments}"}
-                places.setdefault(place.format(**words), []).append(argument.format(**words))
+                values = {"value": self.patches[name], "device": device, "arguments": "{arguments}"}
+                places.setdefault(place.format(**values), []).append(argument.format(**values))
         return tuple(place.format(arguments=", ".join(each)) for place, each in places.items())
 
     def with_timm_options(self, has_option: Callable[[str], bool]) -> "ScriptSettings":

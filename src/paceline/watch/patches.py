@@ -4,13 +4,14 @@ A patch replaces an argument of a constructor of torch, the decoder of JPEGs, or
 Those that found no place in the script say why. Nothing here imports torch before the script does.
 """
 
-import contextlib
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, final
+
+from paceline.watch.record_writer import Flag
 
 # Keywords of constructors, by patch. The code that a ladder recommends has them, too.
 LOADER_KEYWORDS: Final = {
@@ -44,12 +45,12 @@ Constructor = Callable[..., Any]
 class ScriptPatches:
     """The patches of one process by name, and what became of them.
 
-    Worker processes, which decode images, leave a file in `folder`.
+    Worker processes, which decode images, tell it through `folder`.
     """
 
     def __init__(self, values: Mapping[str, Any], folder: Path) -> None:
         self._values = values
-        self._native_crop = folder / "native-crop"
+        self._has_native_crop = Flag(folder / "native-crop")
         self._torch: Any = None
         self._reasons = {name: _REASONS.get(name, "") for name in values}
         self._applied: set[str] = set()
@@ -57,7 +58,7 @@ class ScriptPatches:
     @property
     def outcomes(self) -> dict[str, str]:
         """Why each patch was not applied, "" for those that were."""
-        if "native_jpegs" in self._values and "native_jpegs" not in self._applied and self._native_crop.exists():
+        if "native_jpegs" in self._values and "native_jpegs" not in self._applied and self._has_native_crop.is_set:
             self._applied.add("native_jpegs")
         return {name: "" if name in self._applied else reason for name, reason in self._reasons.items()}
 
@@ -85,13 +86,9 @@ class ScriptPatches:
         try:
             from paceline.interop.pillow import patch_pillow
 
-            patch_pillow(on_first_crop=self._note_native_crop)
+            patch_pillow(on_first_crop=self._has_native_crop.set)
         except (ImportError, RuntimeError) as error:
             self._explain("native_jpegs", str(error))
-
-    def _note_native_crop(self) -> None:
-        with contextlib.suppress(OSError):
-            self._native_crop.touch()
 
     def patch_model(self, modules: Iterable[Any]) -> None:
         """Change the models that have trained, after the first step."""

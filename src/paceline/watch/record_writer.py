@@ -1,5 +1,6 @@
 """Write the records of this process, which `paceline watch` reads while it runs. Torch-free."""
 
+import contextlib
 import json
 import os
 import socket
@@ -9,6 +10,23 @@ from typing import Any, BinaryIO, Final, final
 
 FLUSH_S: Final = 0.5
 Record = dict[str, Any]
+
+
+class Flag:
+    """A fact that processes of the script tell one another, also those that write no records: an empty file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a process has set it."""
+        return self._path.exists()
+
+    def set(self) -> None:
+        """Set it, unless the disk is full."""
+        with contextlib.suppress(OSError):
+            self._path.touch()
 
 
 @final
