@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.watch_result import WatchResult, read_watch_result
+from paceline.measure.bottleneck import LOST_CPU_SHARE
 
 WAIT_S = 180
 SCRIPT = """
@@ -124,7 +125,10 @@ STAGES = {"data": "data_wait", "log": "log", "forward": "forward"}
 @pytest.mark.parametrize("cause", STAGES)
 def test_a_late_rank_is_named_with_its_stage(watched, cause):
     _, result = watched(cause, ranks=2)
-    assert result.verdict["bottleneck"] == "straggler-bound", result.verdict
+    # Beside other tests, which may be what makes a rank late.
+    is_starved = result.cpu is not None and result.cpu.share >= LOST_CPU_SHARE
+    named = ("straggler-bound", "unknown") if is_starved else ("straggler-bound",)
+    assert result.verdict["bottleneck"] in named, result.verdict
     assert (result.straggler.rank, result.straggler.stage) == (1, STAGES[cause])
     assert [each.rank for each in result.timeline] == [0, 1]
 

@@ -330,8 +330,11 @@ def _find_bottleneck(
 
 
 def _may_be_starved(straggler: StragglerResult, cpu: CpuResult) -> bool:
-    """Return whether a rank may be late because others held its cores: it loses at most twice what they took."""
-    return cpu.share >= LOST_CPU_SHARE and straggler.share <= 2 * cpu.lost_s / cpu.wall_s
+    """Return whether a rank may be late because others held its cores.
+
+    The share of time that it takes from the others is at most twice the share that those took on average.
+    """
+    return cpu.share >= LOST_CPU_SHARE and straggler.share <= 2 * cpu.share
 
 
 def _no_verdict(evidence: str, to_try: str = "") -> BottleneckResult:

@@ -179,7 +179,7 @@ def test_a_late_rank_is_named_with_its_stage(summary_of, late, stage):
 
 
 @pytest.mark.parametrize(
-    ("lost", "bottleneck"), [(0.05, "straggler-bound"), (0.15, "straggler-bound"), (0.25, "unknown")]
+    ("lost", "bottleneck"), [(0.05, "straggler-bound"), (0.15, "straggler-bound"), (0.3, "unknown")]
 )
 def test_a_rank_is_not_blamed_for_what_other_programs_may_have_taken(summary_of, lost, bottleneck):
     """It is late by 40 % of a step; `lost` is the part of the time in which others held a core that it wanted."""
