@@ -23,7 +23,7 @@ _END_OF_IMAGE: Final = b"\xff\xd9"
 Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in pixels."""
 _convert = Image.Image.convert
-_report_crop: Callable[[], None] | None = None
+_on_first_crop: Callable[[], None] | None = None
 
 
 def patch_pillow(*, on_first_crop: Callable[[], None] | None = None) -> None:
@@ -42,10 +42,10 @@ def patch_pillow(*, on_first_crop: Callable[[], None] | None = None) -> None:
 
     Raise `RuntimeError` if the native core was not built.
     """
-    global _report_crop
+    global _on_first_crop
     if load_native() is None:
         raise RuntimeError(NATIVE_MISSING_MESSAGE)
-    _report_crop = on_first_crop
+    _on_first_crop = on_first_crop
     JpegImageFile.convert = _convert_lazily  # type: ignore[assignment, method-assign]
 
 
@@ -75,7 +75,7 @@ def _read_undecoded(image: JpegImageFile) -> bytes | None:
 
 
 def _is_upright(image: JpegImageFile) -> bool:
-    """Return whether the native core, which may read more of a damaged EXIF block than Pillow, would not turn it."""
+    """Return whether the native core will not rotate it. Of a damaged EXIF block, it may read more than Pillow does."""
     exif = image.info.get("exif", b"")
     if not any(_ORIENTATION.to_bytes(2, order) in exif for order in ("big", "little")):
         return True
@@ -89,7 +89,7 @@ def _is_upright(image: JpegImageFile) -> bool:
 
 @dataclass
 class _Jpeg:
-    """A file in memory, and its record once it was indexed."""
+    """A file in memory, and its indexed record once there is one."""
 
     content: bytes
     record: bytes | None = None
@@ -97,7 +97,7 @@ class _Jpeg:
 
 @final
 class _UndecodedImage(Image.Image):
-    """A part of a JPEG that nobody has looked at. The first operation on its pixels makes a plain `Image` of it."""
+    """A part of a JPEG that is not decoded yet. The first operation on its pixels makes it a plain `Image`."""
 
     def __init__(self, jpeg: _Jpeg, box: Box, info: dict[Any, Any]) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class _UndecodedImage(Image.Image):
                 return resized
         return super().resize(size, resample, *args, **kwargs)
 
-    # What sets or compares the pixels of a plain image without loading it.
+    # Methods of `Image` that use pixels without calling `load`.
 
     def thumbnail(self, *args: Any, **kwargs: Any) -> None:
         """Decode, and resize in place."""
@@ -170,7 +170,7 @@ def _decode(jpeg: _Jpeg, box: Box, size: int) -> Any:
 
     In the caller's thread: waking another one costs a good part of a millisecond on a virtual machine.
     """
-    global _report_crop
+    global _on_first_crop
     native = load_native()
     assert native is not None, "checked by `patch_pillow`"
     left, top, right, bottom = box
@@ -181,7 +181,7 @@ def _decode(jpeg: _Jpeg, box: Box, size: int) -> Any:
         native.decode_crop_into(jpeg.record, (top, left, bottom - top, right - left), True, False, size, 3, out)
     except (ValueError, MemoryError):
         return None
-    report, _report_crop = _report_crop, None
+    report, _on_first_crop = _on_first_crop, None
     if report is not None:
         report()
     return np.ascontiguousarray(out.transpose(1, 2, 0))

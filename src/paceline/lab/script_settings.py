@@ -48,7 +48,6 @@ _FRAMEWORK_CODE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         },
     )
     | {"autocast": ("TrainingArguments(..., {arguments})", "bf16=True")},
-    "timm": {"fused_optimizer": ("--opt-kwargs fused={value}", "")},
 }
 """The same for patches that a framework applies by itself, by framework as the observer names it."""
 _TIMM_OPTIONS: Final[Mapping[str, Mapping[str, Value]]] = {
@@ -58,7 +57,7 @@ _TIMM_OPTIONS: Final[Mapping[str, Mapping[str, Value]]] = {
     "autocast": {"--amp": True, "--amp-dtype": "{value}"},
     "compile": {"--torchcompile": True},
 }
-"""Options of timm's script, by patch."""
+"""Options of timm's script, by patch. Its `--opt-kwargs` is left out, as a command may have other values of it."""
 _LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 """Modules that start a script."""
 
@@ -91,9 +90,9 @@ class ScriptSettings:
         return " ".join([*(["env", *unset] if unset else []), *arguments, shlex.join(self.command)])
 
     def code_lines(self, device: str, framework: str = "") -> tuple[str, ...]:
-        """Return a line of code for each place of the script to which patches belong, in the words of its framework.
+        """Return a line of code for each place of the script to which patches belong, in its framework's API.
 
-        `device` is cuda or cpu, and `framework` what the observer names.
+        `device` is cuda or cpu, and `framework` as the observer names it.
         """
         code = {**_CODE, **_FRAMEWORK_CODE.get(framework, {})}
         places: dict[str, list[str]] = {}

@@ -45,7 +45,7 @@ Constructor = Callable[..., Any]
 class ScriptPatches:
     """The patches of one process by name, and what became of them.
 
-    Worker processes, which decode images, tell it through `folder`.
+    Worker processes, which decode images, report that through a file in `folder`.
     """
 
     def __init__(self, values: Mapping[str, Any], folder: Path) -> None:

@@ -12,8 +12,9 @@ FLUSH_S: Final = 0.5
 Record = dict[str, Any]
 
 
+@final
 class Flag:
-    """A fact that processes of the script tell one another, also those that write no records: an empty file."""
+    """An empty file by which any process of the script, such as a loader worker, tells the others of an event."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

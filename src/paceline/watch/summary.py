@@ -330,9 +330,9 @@ def _find_bottleneck(
 
 
 def _may_be_starved(straggler: StragglerResult, cpu: CpuResult) -> bool:
-    """Return whether a rank may be late because others held its cores.
+    """Return whether a rank may be late because other programs held its core.
 
-    The share of time that it takes from the others is at most twice the share that those took on average.
+    They held `cpu.share` of the CPU time on average over all ranks, so one rank may have lost twice that.
     """
     return cpu.share >= LOST_CPU_SHARE and straggler.share <= 2 * cpu.share
 
