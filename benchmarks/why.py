@@ -30,8 +30,9 @@ from paceline.report.why_sides import read_side
 SCRIPT = Path(__file__).with_name("why_script.py")
 NEEDED = 0.9
 BUSY = "while True: pass"
-COMMON = ["--ranks=1", "train.epochs=2", "parallel.threads=1", "log.every=1st", "log.report=off", "data.loader=threads",
-          "train.eval_every=2ep", "checkpoint.every=off", "schedule.warmup=0ep", "model.width=0.25"]  # fmt: skip
+COMMON = ["--ranks=1", "train.epochs=4", "parallel.threads=1", "log.every=1st", "log.report=off", "data.loader=threads",
+          "train.eval_every=4ep", "checkpoint.every=off", "schedule.warmup=0ep", "model.width=0.25"]  # fmt: skip
+INPUT_BOUND = ("model.name=empty", "model.width=1", "data.image_size=64", "data.workers=1")
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ CAUSES = (
             edit=("image[:, index % 10] += 1.0", "image[:, index % 10] += 1.0; [image.sort() for _ in range(20)]")),
     Planted("script-omp-threads", "OMP_NUM_THREADS|threads", ("--width=48",), ("--width=48",), environ=("2", "1")),
     Planted("script-batch-size", "batch.size", ("--batch-size=64",), ("--batch-size=4",)),
-    Planted("script-logging", "log.every", ("--log-every=50",), ("--log-every=1",)),
+    Planted("script-logging", "log.every", ("--width=8", "--log-every=50"), ("--width=8", "--log-every=1")),
     Planted("script-image-size", "image.size|input", ("--image-size=24",), ("--image-size=40",)),
     Planted("script-width", "width|parameters", ("--width=8",), ("--width=24",)),
     Planted("script-neighbor", "load of other", ("--width=32",), ("--width=32",), busy=3),
     Planted("script-evaluation", "eval", ("--eval-every=4",), ("--eval-every=1",)),
-    Planted("script-checkpoints", "save|checkpoint", ("--save-every=64",), ("--save-every=1",)),
+    Planted("script-checkpoints", "save|checkpoint", ("--width=8", "--save-every=64"), ("--width=8", "--save-every=1")),
     Planted("script-anomaly", "anomaly", (), ("--anomaly",)),
     Planted("script-model-code", "build_model|model|code",
             edit=("nn.AdaptiveAvgPool2d", "nn.Conv2d(width, width, 5, padding=2), nn.AdaptiveAvgPool2d")),
@@ -80,7 +81,7 @@ CAUSES = (
     Planted("recipe-width", "model.width", (), ("model.width=0.5",)),
     Planted("recipe-batch-size", "data.batch_size", (), ("data.batch_size=8",)),
     Planted("recipe-image-size", "data.image_size", (), ("data.image_size=24",)),
-    Planted("recipe-augmentation", "data.augment", (), ("data.augment=[{name: rand_augment}]", "data.workers=1")),
+    Planted("recipe-augmentation", "data.augment", INPUT_BOUND, ("data.augment=[{name: rand_augment}]",)),
     Planted("recipe-evaluation", "train.eval_every", (), ("train.eval_every=2st",)),
     Planted("recipe-checkpoints", "checkpoint.every", (), ("checkpoint.every=1st", "checkpoint.background=off")),
     Planted("recipe-lr", "optim.lr", (), ("optim.lr=0.00001",), about="outcome"),

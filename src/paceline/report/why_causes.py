@@ -18,6 +18,10 @@ MIN_SCORE: Final = 0.1
 _DATA: Final = (DATA_WAIT, PREPARE, EPOCH_BOUNDARY, "h2d", "device_augment")
 _MODEL: Final = ("forward", "loss", "backward", CAPTURED)
 _LOGGING: Final = (LOG, SYNC, TRACE, OTHER)
+_SHARED_CORES: Final = 0.5
+"""Weight of a slower model among the effects of slower loading, if both use the same cores; chosen."""
+_UNEVEN_LOAD: Final = 2.0
+"""How many times more than the average other processes may slow one stage; chosen."""
 _EVERYTHING: Final = ()
 """Stages of a difference that may affect all of them."""
 _NO_SPEED: Final = 0.0
@@ -37,7 +41,8 @@ class Effect:
     `stages` are those of the step and the pauses, all of them if empty. `speed` and `outcome`, 0 to 1, say how often
     such a difference is the cause: chosen so that a setting comes before a symptom, and one that acts on few stages
     before one that may act on all. `more_is_slower` and `more_is_better` are 1, -1 or 0 if unknown. `begins` says when
-    losses begin to differ: with the first step, with the first update, or later.
+    losses begin to differ: with the first step, with the first update, or later. `loads_data` says that it changes the
+    work per sample of the loader.
     """
 
     pattern: str
@@ -48,6 +53,7 @@ class Effect:
     more_is_slower: int = 0
     more_is_better: int = 0
     begins: Literal["first step", "first update", "later"] = "first step"
+    loads_data: bool = False
 
 
 _EFFECTS: Final = (
@@ -87,6 +93,7 @@ _EFFECTS: Final = (
         0.95,
         0.6,
         "This code loads or transforms samples.",
+        loads_data=True,
     ),
     Effect(r"^ code .* (eval\w*|valid\w*|test) ", ("evaluate", OTHER), 0.9, 0.1, "This code evaluates."),
     Effect(r"^ code .* (save\w*|checkpoint\w*) ", ("checkpoint", OTHER), 0.9, 0, "This code saves."),
@@ -135,7 +142,7 @@ _EFFECTS: Final = (
            "It sets how many images training learns from.", 0, 1),
     Effect(r" data | dataset | transform | augment\w* | prefetch | pin memory | persistent | collate | sampler | "
            r"decode\w* | interpolation | crop | flip | cache | loader | drop last ", _DATA, 0.9, 0.6,
-           "It sets how samples are loaded and transformed."),
+           "It sets how samples are loaded and transformed.", loads_data=True),
     Effect(r" memory format | channels last ", _MODEL, 0.95, 0.02, "Kernels differ in speed by memory format."),
     Effect(r" compile\w* | capture ", COMPUTE, 0.95, 0.05, "Compiled code fuses operators."),
     Effect(r" autocast | amp | precision | dtype | bf16 | fp16 ", COMPUTE, 0.95, 0.4, "It sets the arithmetic."),
@@ -155,14 +162,21 @@ def find_effect(name: str) -> Effect:
 
 
 def rank_speed_causes(
-    differences: Sequence[Difference], gaps: Mapping[str, float], lost_share: float | None
+    differences: Sequence[Difference],
+    a: Mapping[str, float],
+    b: Mapping[str, float],
+    *,
+    load_factor: float | None = None,
+    has_gpu: bool = True,
 ) -> Iterator[Cause]:
-    """Yield the differences that may explain `gaps`, in seconds per part of a step, by falling score.
+    """Yield the differences that may explain why the parts of a step take other times in `b` than in `a`, in seconds,
+    by falling score.
 
-    `lost_share` is the part of the gap that other processes took, None if it is unknown.
+    `load_factor` is the time of `b` over that of `a` as far as other processes explain it, None if that is unknown.
+    Without a GPU, loading and the model share the cores.
     """
-    total = sum(gaps.values())
-    sign = copysign(1.0, total)
+    gaps = {name: b.get(name, 0.0) - a.get(name, 0.0) for name in dict.fromkeys((*a, *b))}
+    sign = copysign(1.0, sum(gaps.values()))
     growing = {name: sign * each for name, each in gaps.items() if sign * each > 0}
     whole = sum(growing.values())
     causes = []
@@ -170,12 +184,23 @@ def rank_speed_causes(
         effect = find_effect(each.name)
         stages = effect.stages or tuple(growing)
         share = sum(growing.get(name, 0.0) for name in stages) / whole if whole else 0.0
-        if each.name == LOAD and lost_share is not None:
-            share = lost_share
+        if effect.loads_data and not has_gpu:
+            slower_model = sum(growing.get(name, 0.0) for name in COMPUTE) / whole if whole else 0.0
+            share += _SHARED_CORES * slower_model
+            stages = (*stages, *COMPUTE)
+        if each.name == LOAD and load_factor is not None:
+            share = _share_of_load(growing, a if sign > 0 else b, load_factor**sign - 1)
         score = effect.speed * share * _direction(each, effect.more_is_slower, sign)
         named = tuple(sorted((name for name in stages if growing.get(name)), key=lambda name: -growing[name]))
         causes.append(Cause(difference=each, score=round(score, 4), stages=named, reason=effect.reason))
     yield from _without_repeats(sorted(causes, key=lambda each: -each.score))
+
+
+def _share_of_load(growing: Mapping[str, float], faster: Mapping[str, float], slowdown: float) -> float:
+    """Return the share of the growth that load explains: it slows all parts of the `faster` run, none of them alone."""
+    explained = sum(min(each, _UNEVEN_LOAD * slowdown * faster.get(name, 0.0)) for name, each in growing.items())
+    explained = min(explained, slowdown * sum(faster.values()))
+    return max(0.0, explained) / (sum(growing.values()) or 1.0)
 
 
 def rank_outcome_causes(

@@ -28,10 +28,12 @@ def compare_sides(a: Side, b: Side) -> WhyResult:
     if a.kind != b.kind:
         raise RecipeError(f"why: {b.path} is a {b.kind}, and {a.path} a {a.kind} (name two of one kind)")
     differences = find_differences(a, b)
-    speed, gaps = _compare_speed(a, b)
+    speed = _compare_speed(a, b)
     causes: list[Cause] = []
     if speed.verdict in ("slower", "faster"):
-        causes = list(rank_speed_causes(differences, gaps, _lost_share(a, b, speed.ratio.value)))
+        parts_a, parts_b = ({each.name: getattr(each, field) for each in speed.parts} for field in ("a_s", "b_s"))
+        has_gpu = any(name in side.settings for side in (a, b) for name in ("machine.gpu", "machine.gpus"))
+        causes = list(rank_speed_causes(differences, parts_a, parts_b, load_factor=_load_factor(a, b), has_gpu=has_gpu))
     outcome = _compare_outcome(a, b)
     outcome_causes: list[Cause] = []
     if outcome is not None and outcome.verdict in ("worse", "better"):
@@ -70,8 +72,7 @@ def find_differences(a: Side, b: Side) -> list[Difference]:
     return found
 
 
-def _compare_speed(a: Side, b: Side) -> tuple[SpeedGap, dict[str, float]]:
-    """Return the gap, and its seconds by part."""
+def _compare_speed(a: Side, b: Side) -> SpeedGap:
     unit: Literal["sample", "step"] = "step"
     per_a = per_b = 1.0
     if a.samples and b.samples and not math.isclose(a.samples, b.samples, rel_tol=0.01):
@@ -104,7 +105,7 @@ def _compare_speed(a: Side, b: Side) -> tuple[SpeedGap, dict[str, float]]:
         )
         for name, each in sorted(gaps.items(), key=lambda each: -abs(each[1]))
     ]
-    return SpeedGap(verdict=verdict, unit=unit, a_s=cost_a, b_s=cost_b, ratio=ratio, parts=tuple(parts)), gaps
+    return SpeedGap(verdict=verdict, unit=unit, a_s=cost_a, b_s=cost_b, ratio=ratio, parts=tuple(parts))
 
 
 def _to_blocks(values: Sequence[float]) -> list[float]:
@@ -120,12 +121,11 @@ def _half_width(a: Sequence[float], b: Sequence[float]) -> float | None:
     return None if found.high is None else found.high - found.value
 
 
-def _lost_share(a: Side, b: Side, ratio: float) -> float | None:
-    """Return the part of the gap that the time lost to other processes explains."""
-    if a.lost_share is None or b.lost_share is None or ratio == 1:
+def _load_factor(a: Side, b: Side) -> float | None:
+    """Return the time of `b` over that of `a` as far as the time lost to other processes explains it."""
+    if a.lost_share is None or b.lost_share is None:
         return None
-    expected = (1 - a.lost_share) / max(1e-3, 1 - b.lost_share)
-    return min(1.0, max(0.0, (expected - 1) / (ratio - 1)))
+    return max(1e-3, 1 - a.lost_share) / max(1e-3, 1 - b.lost_share)
 
 
 def _compare_outcome(a: Side, b: Side) -> OutcomeGap | None:

@@ -99,6 +99,23 @@ def test_nothing_is_blamed_within_the_spread_of_runs(factor):
     assert {each.name for each in result.also_different} == set(DISTRACTORS)
 
 
+def test_load_does_not_explain_one_part_that_grew_alone():
+    settings, load = {"argv.--save-every": "1"}, {"lost_share": 0.3}
+    result = compare_sides(
+        side(lost_share=0.0),
+        side("b", stages={"forward": 0.04}, pauses={"checkpoint": 0.03}, settings=settings, **load),
+    )
+    assert [each.difference.name for each in result.causes] == ["argv.--save-every", "load of other processes"]
+
+
+def test_slower_augmentation_slows_a_model_on_the_same_cores():
+    change = {"stages": {"forward": 0.06, "backward": 0.08}, "settings": {"data.augment": "rand_augment"}}
+    (cause,) = compare_sides(side(), side("b", **change)).causes
+    assert cause.difference.name == "data.augment"
+    change["settings"] |= {"machine.gpu": "H100"}
+    assert not compare_sides(side(settings={"machine.gpu": "H100"}), side("b", **change)).causes
+
+
 def test_a_gap_without_a_difference_is_not_explained():
     result = compare_sides(side(), side("b", stages={"forward": 0.1}))
     assert (result.speed.verdict, result.causes) == ("slower", ())
