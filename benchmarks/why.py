@@ -39,7 +39,7 @@ INPUT_BOUND = ("model.name=empty", "model.width=1", "data.image_size=64", "data.
 class Planted:
     """A cause: what the second run has in addition, and the name by which the first cause must be found.
 
-    `a` and `b` are arguments, those of both runs come first. `edit` replaces text of the script. `busy` is the number
+    `a` and `b` are all arguments of the two runs. `edit` replaces text of the script. `busy` is the number
     of processes beside the second run. `about` is `speed` or `outcome`.
     """
 
@@ -69,7 +69,7 @@ CAUSES = (
     Planted("script-image-size", "image.size|input", ("--image-size=24",), ("--image-size=40",)),
     Planted("script-width", "width|parameters", ("--width=8",), ("--width=24",)),
     Planted("script-neighbor", "load of other", ("--width=32",), ("--width=32",), busy=3),
-    Planted("script-evaluation", "eval", ("--eval-every=4",), ("--eval-every=1",)),
+    Planted("script-evaluation", "eval", ("--images=512", "--eval-every=4"), ("--images=512", "--eval-every=1")),
     Planted("script-checkpoints", "save|checkpoint", ("--width=8", "--save-every=64"), ("--width=8", "--save-every=1")),
     Planted("script-anomaly", "anomaly", (), ("--anomaly",)),
     Planted("script-model-code", "build_model|model|code",
@@ -81,7 +81,8 @@ CAUSES = (
     Planted("recipe-width", "model.width", (), ("model.width=0.5",)),
     Planted("recipe-batch-size", "data.batch_size", (), ("data.batch_size=8",)),
     Planted("recipe-image-size", "data.image_size", (), ("data.image_size=24",)),
-    Planted("recipe-augmentation", "data.augment", INPUT_BOUND, ("data.augment=[{name: rand_augment}]",)),
+    Planted("recipe-augmentation", "data.augment", INPUT_BOUND,
+            (*INPUT_BOUND, "data.augment=[{name: rand_augment}]")),
     Planted("recipe-evaluation", "train.eval_every", (), ("train.eval_every=2st",)),
     Planted("recipe-checkpoints", "checkpoint.every", (), ("checkpoint.every=1st", "checkpoint.background=off")),
     Planted("recipe-lr", "optim.lr", (), ("optim.lr=0.00001",), about="outcome"),

@@ -90,7 +90,7 @@ def main():  # noqa: C901 - a script
         num_workers=options.workers,
         persistent_workers=options.workers > 0,
     )
-    val = DataLoader(Images(256, options.image_size, 0.0), batch_size=64)
+    val = DataLoader(Images(512, options.image_size, 0.0), batch_size=64)
     average = torch.zeros(2_000_000)  # checkpoints as large as those of a model that people train
     step = 0
     for epoch in range(1, options.epochs + 1):
