@@ -39,8 +39,8 @@ INPUT_BOUND = ("model.name=empty", "model.width=1", "data.image_size=64", "data.
 class Planted:
     """A cause: what the second run has in addition, and the name by which the first cause must be found.
 
-    `a` and `b` are all arguments of the two runs. `edit` replaces text of the script. `busy` is the number
-    of processes beside the second run. `about` is `speed` or `outcome`.
+    `a` and `b` are all arguments of the two runs. `edit` replaces text of the script. `busy` is the number of processes
+    beside the second run. `about` is `speed` or `outcome`.
     """
 
     name: str

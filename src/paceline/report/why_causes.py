@@ -19,7 +19,7 @@ _DATA: Final = (DATA_WAIT, PREPARE, EPOCH_BOUNDARY, "h2d", "device_augment")
 _MODEL: Final = ("forward", "loss", "backward", CAPTURED)
 _LOGGING: Final = (LOG, SYNC, TRACE, OTHER)
 _SHARED_CORES: Final = 0.5
-"""Weight of a slower model among the effects of slower loading, if both use the same cores; chosen."""
+"""Weight of a slower model as an effect of slower loading, if both use the same cores; chosen."""
 _UNEVEN_LOAD: Final = 2.0
 """How many times more than the average other processes may slow one stage; chosen."""
 _EVERYTHING: Final = ()
@@ -166,14 +166,13 @@ def rank_speed_causes(
     a: Mapping[str, float],
     b: Mapping[str, float],
     *,
-    load_factor: float | None = None,
-    has_gpu: bool = True,
+    load_factor: float | None,
+    has_gpu: bool,
 ) -> Iterator[Cause]:
-    """Yield the differences that may explain why the parts of a step take other times in `b` than in `a`, in seconds,
-    by falling score.
+    """Yield the differences that may explain why steps of `b` are slower or faster than those of `a`, by falling score.
 
-    `load_factor` is the time of `b` over that of `a` as far as other processes explain it, None if that is unknown.
-    Without a GPU, loading and the model share the cores.
+    `a` and `b` have the seconds of each part of a step. `load_factor` is the time of `b` over that of `a` as
+    far as other processes explain it, None if that is unknown. Without a GPU, loading and the model share the cores.
     """
     gaps = {name: b.get(name, 0.0) - a.get(name, 0.0) for name in dict.fromkeys((*a, *b))}
     sign = copysign(1.0, sum(gaps.values()))

@@ -100,11 +100,8 @@ def test_nothing_is_blamed_within_the_spread_of_runs(factor):
 
 
 def test_load_does_not_explain_one_part_that_grew_alone():
-    settings, load = {"argv.--save-every": "1"}, {"lost_share": 0.3}
-    result = compare_sides(
-        side(lost_share=0.0),
-        side("b", stages={"forward": 0.04}, pauses={"checkpoint": 0.03}, settings=settings, **load),
-    )
+    slow = {"stages": {"forward": 0.04}, "pauses": {"checkpoint": 0.03}, "lost_share": 0.3}
+    result = compare_sides(side(lost_share=0.0), side("b", settings={"argv.--save-every": "1"}, **slow))
     assert [each.difference.name for each in result.causes] == ["argv.--save-every", "load of other processes"]
 
 
