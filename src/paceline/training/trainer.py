@@ -228,7 +228,9 @@ class Trainer:
             interrupted = interrupted or not (decision.is_time_up or self.weigh_images(state))
             finished = interrupted or decision.is_time_up or self.is_at_end(state)
             if self.should_save(state, decision, interrupted=interrupted, finished=finished):
-                self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
+                # A run whose time is up may be continued, as a preempted one, so that weights alone are not enough.
+                may_continue = interrupted or not self.is_at_end(state)
+                self.save_checkpoint(state, ("preempted" if may_continue else "ended") if finished else "")
             if finished:
                 break
         self.guard.sync()

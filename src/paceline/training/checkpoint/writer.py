@@ -22,7 +22,10 @@ from paceline.training.checkpoint.format import Snapshot, is_weights_only
 from paceline.training.checkpoint.storage import DISK_FULL_ERRORS, CheckpointStorage
 
 FinalSave = Literal["", "ended", "preempted"]
-"""Whether a checkpoint is the final one of its process, which may remove older ones to fit, and why."""
+"""Whether a checkpoint is the final one of its process, which may remove older ones to fit, and why.
+
+Only that of a run at its end (`ended`) may have weights alone: `preempted` is any run that may be continued.
+"""
 _PERMISSION_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
