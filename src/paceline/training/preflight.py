@@ -34,6 +34,7 @@ from paceline.training.loss import build_loss
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.state import TrainState
+from paceline.training.unfreeze import build_unfreezing
 
 
 def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]:
@@ -56,8 +57,11 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
         with teacher_errors(recipe.train.distill):
             note = _check_initial_weights(teacher_section(recipe.train.distill, recipe.model, teacher))
         notes.append(note.replace("model.weights", "train.distill.teacher"))
-    layers = layers_for_decay(recipe.optim, model)
-    optimizer = build_optimizer(_without_kernels(recipe.optim), model.named_parameters(), device.type, layers)
+    unfreezing = build_unfreezing(recipe.model, plan, model)
+    with unfreezing.all_trained(model):
+        layers = layers_for_decay(recipe.optim, model)
+        section, named = _without_kernels(recipe.optim), model.named_parameters()
+        optimizer = build_optimizer(section, named, device.type, layers, unfreezing.names)
     if is_plugin:
         with torch.random.fork_rng(devices=[]):
             _try_optimizer_step(recipe.optim, optimizer, model)
