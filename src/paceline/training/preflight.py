@@ -151,8 +151,11 @@ def _build_snapshot(recipe: Recipe, datasets: Datasets) -> Snapshot:
     context = RunContext.derive(recipe, world, device, datasets, contextlib.ExitStack())
     precision = context.create_precision()
     model = context.create_model(precision, is_new=False)
-    layers = layers_for_decay(recipe.optim, model)
-    training_state = build_training_state(context, model, precision, SingleDevice(), layers)
+    context.add_adapters(model)
+    unfreezing = build_unfreezing(recipe.model, context.plan, model)
+    with unfreezing.all_trained(model):
+        layers = layers_for_decay(recipe.optim, model)
+        training_state = build_training_state(context, model, precision, SingleDevice(), layers, unfreezing.names)
     for group in training_state.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
