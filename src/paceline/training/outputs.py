@@ -104,8 +104,8 @@ def collect_energy(
 class RunOutputs:
     """Outputs of a run, which ranks other than 0 discard; `provenance` records plugins and initial weights.
 
-    `on_step` is called after each step, before `TrainState.step` counts it. A checkpoint has about `checkpoint_bytes`.
-    `quote` is what `keep_quote` returns.
+    `on_step` is called after each step, before `TrainState.step` counts it, with the step's learning rate. A checkpoint
+    has about `checkpoint_bytes`. `quote` is what `keep_quote` returns.
     """
 
     sinks: SinkGroup
@@ -114,7 +114,7 @@ class RunOutputs:
     goodput: GoodputTracker | None
     log_bad_image: Callable[[dict[str, str | int]], None]
     provenance: Mapping[str, Any]
-    on_step: Callable[[TrainState], None] = lambda state: None
+    on_step: Callable[[TrainState, float], None] = lambda state, lr: None
     log_pause: LogPause = no_log
     checkpoint_bytes: int = 0
     quote: QuoteResult | str | None = None
@@ -173,7 +173,7 @@ def build_run_outputs(
     rundir.write_json(rundir.dataset.name, trained.to_dict())
     rundir.write_json("machine.json", machine)
     quote = keep_quote(recipe.log, rundir, process.warn)
-    callbacks = build_callbacks(recipe, context.plan, training_state.schedule, rundir.path, state.step)
+    callbacks = build_callbacks(recipe, context.plan, rundir.path, state.step)
     listeners = (*process.invocation.listeners, callbacks)
     sinks = build_sinks(
         rundir, recipe, state.step, listeners, last_eval=state.last_step, is_multi_label=context.is_multi_label
