@@ -11,7 +11,6 @@ from paceline.recipe.plan import Plan
 from paceline.recipe.plugins import CALLBACK, PluginRef, plugins_of
 from paceline.recipe.schema import Recipe
 from paceline.training.logging.base import EvalRecord, LogSink, StepRecord, to_eval_row
-from paceline.training.lr_schedule import LrSchedule
 from paceline.training.state import TrainState
 
 
@@ -60,11 +59,8 @@ class Callback(Protocol):
 class CallbackSink(LogSink):
     """Call callbacks in order. Raise `RecipeError` for any exception of one, which names its field and its line."""
 
-    def __init__(
-        self, plugins: Sequence[PluginRef], plan: Plan, schedule: LrSchedule, run_dir: Path, first_step: int
-    ) -> None:
+    def __init__(self, plugins: Sequence[PluginRef], plan: Plan, run_dir: Path, first_step: int) -> None:
         self._callbacks: list[tuple[PluginRef, Callback]] = [(plugin, plugin.make()) for plugin in plugins]
-        self._schedule = schedule
         self._steps_per_epoch = plan.steps_per_epoch
         epoch = first_step / plan.steps_per_epoch
         self._view = TrainingView(first_step, plan.total_steps, epoch, None, None, MappingProxyType({}), run_dir)
@@ -73,12 +69,14 @@ class CallbackSink(LogSink):
         """Call `started`."""
         self._call(Callback.started.__name__)
 
-    def step_ended(self, state: TrainState) -> None:
-        """Call `step_ended` after step `state.step` (from 0), and `epoch_ended` if it was the last of an epoch."""
+    def step_ended(self, state: TrainState, lr: float) -> None:
+        """Call `step_ended` after step `state.step` (from 0), whose learning rate was `lr`.
+
+        Also call `epoch_ended` if it was the last step of an epoch.
+        """
         if not self._callbacks:
             return
         step = state.step + 1
-        lr = self._schedule.lr(state.num_updates)
         self._view = replace(self._view, step=step, epoch=step / self._steps_per_epoch, lr=lr)
         self._call(Callback.step_ended.__name__)
         if step % self._steps_per_epoch == 0:
@@ -108,7 +106,7 @@ class CallbackSink(LogSink):
                 method(self._view)
 
 
-def build_callbacks(recipe: Recipe, plan: Plan, schedule: LrSchedule, run_dir: Path, first_step: int) -> CallbackSink:
+def build_callbacks(recipe: Recipe, plan: Plan, run_dir: Path, first_step: int) -> CallbackSink:
     """Create the callbacks of `recipe`. Raise `RecipeError` for one that cannot be used."""
     plugins = [plugin for plugin in plugins_of(recipe) if plugin.contract is CALLBACK]
-    return CallbackSink(plugins, plan, schedule, run_dir, first_step)
+    return CallbackSink(plugins, plan, run_dir, first_step)

@@ -55,7 +55,8 @@ class MetricsLogger:
     """Pass records of steps, every `plan.log_every`, and of evaluations to `sink`.
 
     Every rank has one, since the loss is averaged over ranks; only rank 0's sink writes. `pop_shares` returns this
-    rank's shares of step time by stage since its last call, from 0 to 1. `on_step` is called after each step.
+    rank's shares of step time by stage since its last call, from 0 to 1. `on_step` is called after each step, with its
+    learning rate.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class MetricsLogger:
         accuracy: BatchAccuracy | None,
         state: TrainState,
         pop_shares: Callable[[], Mapping[str, float]] = dict,
-        on_step: Callable[[TrainState], None] = lambda state: None,
+        on_step: Callable[[TrainState, float], None] = lambda state, lr: None,
     ) -> None:
         self._interval = StepInterval(plan.log_every, plan.total_steps)
         self._batch_size = plan.batch_size
@@ -95,15 +96,17 @@ class MetricsLogger:
         """Log step `state.step` (from 0) with this rank's mean `loss` float32 [], ignored if it was skipped."""
         if self._trace:
             self._trace.record(state.step, batch)
-        if state.skipped == self._skipped:
+        is_skipped = state.skipped != self._skipped
+        lr = self._schedule.lr(state.num_updates + is_skipped)  # a skipped step is already no update
+        if not is_skipped:
             self._loss = self._loss + loss  # on the device: a step that is not logged never synchronizes
             self._steps += 1
         self._skipped = state.skipped
         self._batches += 1
         self._timer.add(self._batch_size)
         if self._interval.is_due(state.step + 1):
-            self._log_record(state)
-        self._on_step(state)
+            self._log_record(state, lr)
+        self._on_step(state, lr)
 
     def log_evaluation(self, state: TrainState) -> None:
         """Log the evaluation `state.last`, and the training since the previous one."""
@@ -168,7 +171,7 @@ class MetricsLogger:
             self._since_eval = replace(self._since_eval, correct=self._since_eval.correct.plus(counted))
         self._batches = 0
 
-    def _log_record(self, state: TrainState) -> None:
+    def _log_record(self, state: TrainState, lr: float) -> None:
         # All ranks skip the same steps, so either all have a loss, and call the collectives, or none.
         if not isinstance(self._loss, Tensor):
             return
@@ -185,7 +188,7 @@ class MetricsLogger:
                 epoch=step / self._steps_per_epoch,
                 images_seen=step * self._batch_size,
                 loss=loss,
-                lr=self._schedule.lr(state.num_updates),
+                lr=lr,
                 images_per_s=self._timer.rate(),
                 trained_s=self._timer.elapsed_s,
                 top1=top1,

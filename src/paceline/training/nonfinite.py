@@ -75,7 +75,7 @@ class StepValues:
 
     `loss` is this rank's mean loss, `is_gradient_finite` is 1 if its gradient was finite before averaging, else 0.
     `grad_norm`, from `Strategy.clip`, is equal on all ranks: a guard may call collectives based on it. `skips_in_row`
-    counts the steps skipped directly before.
+    counts the steps skipped directly before, except those that lowered the loss scale.
     """
 
     number: int

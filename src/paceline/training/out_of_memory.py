@@ -66,7 +66,7 @@ def explain_others(context: RunContext) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         batch, workers = context.plan.eval_batch, context.loader_choice.workers
-        other = f"data.workers, which is {workers}" if workers else "model.width"
+        other = f"data.workers, which is {workers}" if workers else "free some memory"
         raise RecipeError(
             f"data.eval_batch_size: {batch}: {_where(context, error)} outside of training steps (lower it, or {other})"
         ) from None

@@ -104,8 +104,8 @@ def collect_energy(
 class RunOutputs:
     """Outputs of a run, which ranks other than 0 discard; `provenance` records plugins and initial weights.
 
-    `on_step` is called after each step, before `TrainState.step` counts it. A checkpoint has about `checkpoint_bytes`.
-    `quote` is what `keep_quote` returns.
+    `on_step` is called after each step, before `TrainState.step` counts it, with the step's learning rate. A checkpoint
+    has about `checkpoint_bytes`. `quote` is what `keep_quote` returns.
     """
 
     sinks: SinkGroup
@@ -114,7 +114,7 @@ class RunOutputs:
     goodput: GoodputTracker | None
     log_bad_image: Callable[[dict[str, str | int]], None]
     provenance: Mapping[str, Any]
-    on_step: Callable[[TrainState], None] = lambda state: None
+    on_step: Callable[[TrainState, float], None] = lambda state, lr: None
     log_pause: LogPause = no_log
     checkpoint_bytes: int = 0
     quote: QuoteResult | str | None = None
@@ -140,7 +140,7 @@ def build_run_outputs(
     if not context.world.is_main:
         return RunOutputs(SinkGroup(()), None, checkpoint_values, None, lambda row: None, origin)
     checkpoint_bytes = estimate_checkpoint_bytes(training_state, recipe.optim)
-    check_disk(rundir, section, checkpoint_bytes, process.warn)
+    check_disk(rundir, section, context.plan, checkpoint_bytes, process.warn)
     goodput = build_goodput_tracker(
         rundir,
         context.world.world_size,
@@ -173,7 +173,7 @@ def build_run_outputs(
     rundir.write_json(rundir.dataset.name, trained.to_dict())
     rundir.write_json("machine.json", machine)
     quote = keep_quote(recipe.log, rundir, process.warn)
-    callbacks = build_callbacks(recipe, context.plan, training_state.schedule, rundir.path, state.step)
+    callbacks = build_callbacks(recipe, context.plan, rundir.path, state.step)
     listeners = (*process.invocation.listeners, callbacks)
     sinks = build_sinks(
         rundir, recipe, state.step, listeners, last_eval=state.last_step, is_multi_label=context.is_multi_label
@@ -253,8 +253,8 @@ def num_kept(section: Checkpoint, plan: Plan) -> int:
     return int(min(written, section.keep + (section.keep_best == "on") + 1 + permanent))
 
 
-def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Callable[[str], None]) -> None:
-    """Check that the run directory is writable and has room for the kept, the best and the next checkpoint.
+def check_disk(rundir: RunDir, section: Checkpoint, plan: Plan, state_bytes: int, warn: Callable[[str], None]) -> None:
+    """Check that the run directory is writable and has room for the checkpoints of the run of `plan`.
 
     Less room is a warning. Raise `RecipeError` if the disk is not writable, or not even one checkpoint fits.
     """
@@ -266,7 +266,7 @@ def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Call
     if usage.total == 0:  # some network file systems report 0 of 0
         return
     num_existing = sum(1 for path in folder.glob("step-*") if path.is_dir())
-    needed = max(1, section.keep + 2 - num_existing)
+    needed = max(1, num_kept(section, plan) - num_existing)
     free, each, every = mib(usage.free), mib(state_bytes), mib(needed * state_bytes)
     if usage.free < state_bytes:
         raise RecipeError(
@@ -275,14 +275,20 @@ def check_disk(rundir: RunDir, section: Checkpoint, state_bytes: int, warn: Call
         )
     if usage.free < needed * state_bytes:
         several = count(needed, "checkpoint")
-        warn(
-            f"checkpoint: {folder} has {free} free, {several} of {each} take {every} (free some space, or set "
-            f"checkpoint.keep={_largest_fitting_keep(section.keep, usage.free, state_bytes, num_existing)})"
-        )
+        smaller = _suggest_fewer(section, plan, usage.free // state_bytes + num_existing)
+        fix = f"free some space, or set {smaller}" if smaller else "free some space"
+        warn(f"checkpoint: {folder} has {free} free, {several} of {each} take {every} ({fix})")
 
 
-def _largest_fitting_keep(keep: int, free: int, state_bytes: int, num_existing: int) -> int:
-    return max(1, min(keep - 1, free // state_bytes + num_existing - 2))
+def _suggest_fewer(section: Checkpoint, plan: Plan, num_fitting: int) -> str:
+    """Return settings with which the run keeps at most `num_fitting` checkpoints, but as many as possible, or ""."""
+    for keep_best in dict.fromkeys((section.keep_best, "off")):
+        fewest = section.model_copy(update={"keep": 1, "keep_best": keep_best})
+        spare = num_fitting - num_kept(fewest, plan)
+        if spare >= 0:
+            changed = {"keep": min(section.keep, 1 + spare), "keep_best": keep_best}
+            return " ".join(f"checkpoint.{name}={v}" for name, v in changed.items() if getattr(section, name) != v)
+    return ""
 
 
 def _check_writable(folder: Path) -> None:

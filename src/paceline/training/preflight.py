@@ -34,6 +34,7 @@ from paceline.training.loss import build_loss
 from paceline.training.optim.build import build_optimizer, describe_layer_decay, layers_for_decay
 from paceline.training.optim.extra_state import ExtraOptimizerState
 from paceline.training.state import TrainState
+from paceline.training.unfreeze import build_unfreezing
 
 
 def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]:
@@ -56,8 +57,11 @@ def try_components(recipe: Recipe, plan: Plan, train: Source) -> tuple[str, ...]
         with teacher_errors(recipe.train.distill):
             note = _check_initial_weights(teacher_section(recipe.train.distill, recipe.model, teacher))
         notes.append(note.replace("model.weights", "train.distill.teacher"))
-    layers = layers_for_decay(recipe.optim, model)
-    optimizer = build_optimizer(_without_kernels(recipe.optim), model.named_parameters(), device.type, layers)
+    unfreezing = build_unfreezing(recipe.model, plan, model)
+    with unfreezing.all_trained(model):
+        layers = layers_for_decay(recipe.optim, model)
+        section, named = _without_kernels(recipe.optim), model.named_parameters()
+        optimizer = build_optimizer(section, named, device.type, layers, unfreezing.names)
     if is_plugin:
         with torch.random.fork_rng(devices=[]):
             _try_optimizer_step(recipe.optim, optimizer, model)
@@ -147,8 +151,11 @@ def _build_snapshot(recipe: Recipe, datasets: Datasets) -> Snapshot:
     context = RunContext.derive(recipe, world, device, datasets, contextlib.ExitStack())
     precision = context.create_precision()
     model = context.create_model(precision, is_new=False)
-    layers = layers_for_decay(recipe.optim, model)
-    training_state = build_training_state(context, model, precision, SingleDevice(), layers)
+    context.add_adapters(model)
+    unfreezing = build_unfreezing(recipe.model, context.plan, model)
+    with unfreezing.all_trained(model):
+        layers = layers_for_decay(recipe.optim, model)
+        training_state = build_training_state(context, model, precision, SingleDevice(), layers, unfreezing.names)
     for group in training_state.optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)

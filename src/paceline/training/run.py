@@ -52,6 +52,7 @@ from paceline.training.resume import (
     was_started_by,
 )
 from paceline.training.run_timing import add_timing
+from paceline.training.saver import require_optimizer_state
 
 _NO_CHECKPOINTS: Final = CheckpointResult(saved=0, failed=0, stall_s=0.0, write_s=0.0, bytes=0)
 
@@ -142,6 +143,8 @@ def _train(context: RunContext, process: RunProcess, *, start_from: str) -> RunR
         ):
             meter = build_run_meter(context, process.rundir, training_state, outputs.sinks.warned)
             trainer = build_trainer(context, process, prepared, outputs, consensus, timer, meter)
+            if start_from and not trainer.is_at_end(state):
+                require_optimizer_state(Path(start_from))
             process.progress.read_progress = lambda: (state.step, trainer.clock.current_stage)
             status = trainer.fit(state)
             process.progress.read_progress = lambda: (state.step, FINISH)

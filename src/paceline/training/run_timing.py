@@ -130,9 +130,9 @@ def add_timing(
         with log_pause(name, step), timing.estimator.paused(name, step):
             yield
 
-    def step_ended(state: TrainState) -> None:
+    def step_ended(state: TrainState, lr: float) -> None:
         timing.step_ended(state)
-        on_step(state)
+        on_step(state, lr)
 
     return replace(outputs, log_pause=pause, on_step=step_ended), timing
 

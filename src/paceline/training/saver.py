@@ -18,6 +18,7 @@ from paceline.training.checkpoint import (
     ConvertTensors,
     FinalSave,
     Snapshot,
+    is_weights_only,
     load_optimizer,
     load_tensor_group,
     model_tensors,
@@ -106,7 +107,7 @@ class TrainingState:
         load_optimizer(self.optimizer, of_parameters, shard_like=self.strategy.shard_like)
         self.extra_state.load(values, moments)
         average, master, scaler = self.average, self.precision.master, self.precision.scaler
-        if master:
+        if master and not is_weights_only(checkpoint):  # which is loaded by a run at its end, and trains no more
             master.load(self._shard(load_tensor_group(checkpoint, "precision"), master.tensors()))
         averages = self._shard(load_tensor_group(checkpoint, "average"), average.tensors() if average else {})
         load_averages(average, averages)
@@ -128,6 +129,16 @@ def _weights_to_tensors(weights: ImageWeights) -> dict[str, Tensor]:
     if not len(weights.values):
         return {}
     return {"values": torch.from_numpy(weights.values), "step": torch.tensor(weights.step)}
+
+
+def require_optimizer_state(checkpoint: Path) -> None:
+    """Raise `CheckpointError` if training cannot continue from `checkpoint`, which has only the weights."""
+    if is_weights_only(checkpoint):
+        run = checkpoint.parent.parent
+        raise CheckpointError(
+            f"{checkpoint}: has only the weights, as the disk was full, and training needs the optimizer's state too "
+            f"(start a new run from its weights: model.weights={run})"
+        )
 
 
 @contextlib.contextmanager

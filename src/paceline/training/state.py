@@ -56,9 +56,9 @@ class TrainingSinceEval:
 class TrainState:
     """Progress after `step` optimizer steps: everything but weights, optimizer and schedule.
 
-    `skipped` steps did not update the weights, the last `skips_in_row` of them in a row. `bad_images` are IDs of
-    `BadImageRegistry`. `last` is the latest evaluation, `best` the best one; the last `hits` ones reached the target,
-    and the last `not_better` ones were not better than `best`.
+    `skipped` steps did not update the weights; `skips_in_row` of them, since the last update, did not only lower the
+    loss scale. `bad_images` are IDs of `BadImageRegistry`. `last` is the latest evaluation, `best` the best one; the
+    last `hits` ones reached the target, and the last `not_better` ones were not better than `best`.
 
     Times are seconds over all processes of the run: `trained_s` since the first step, `train_s` without evaluations and
     checkpoints, `target_s` until the target was reached, `spent` the part that was not steps. `loss_sum`, `loss_steps`

@@ -57,6 +57,7 @@ class OptimizerUpdate:
         # Clip before the check: the norm tells all ranks of a non-finite gradient.
         lr = self.set_lr(state)
         norm = self.prepare_gradients()
+        scale = self.loss_scale
         if self.guard.check(StepValues(state.step + 1, lr, loss, self.probe.pop_is_finite(), norm, state.skips_in_row)):
             self.step_optimizer()
             if self.average:
@@ -66,10 +67,16 @@ class OptimizerUpdate:
             state.skips_in_row = 0
         else:
             state.skipped += 1
-            state.skips_in_row += 1
+            # A step that lowered the loss scale says nothing about the data or the learning rate.
+            state.skips_in_row += self.loss_scale == scale
             if self.rollback:
                 self.rollback.restore()
         self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale of the loss, 1 without loss scaling."""
+        return self.precision.scaler.value if self.precision.scaler else 1.0
 
     def set_lr(self, state: TrainState) -> float:
         """Set the learning rate of the next step, and return it."""
@@ -228,7 +235,9 @@ class Trainer:
             interrupted = interrupted or not (decision.is_time_up or self.weigh_images(state))
             finished = interrupted or decision.is_time_up or self.is_at_end(state)
             if self.should_save(state, decision, interrupted=interrupted, finished=finished):
-                self.save_checkpoint(state, ("preempted" if interrupted else "ended") if finished else "")
+                # A run whose time is up may be continued, as a preempted one, so that weights alone are not enough.
+                may_continue = interrupted or not self.is_at_end(state)
+                self.save_checkpoint(state, ("preempted" if may_continue else "ended") if finished else "")
             if finished:
                 break
         self.guard.sync()

@@ -1,5 +1,6 @@
 """What is monitored decides the best, the plateau schedule and patience; patience and time end a resumable run."""
 
+import errno
 import json
 import shutil
 import sys
@@ -8,10 +9,13 @@ from types import ModuleType
 
 import pytest
 
+from paceline.core.errors import CheckpointError
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.world import World
 from paceline.recipe.load import Patch, load
+from paceline.training.checkpoint import CheckpointStorage, KeepPolicy, Snapshot, is_weights_only, load_tensor_group
+from paceline.training.checkpoint.format import read_state
 from paceline.training.process import Invocation
 from paceline.training.run import run
 
@@ -109,6 +113,55 @@ def test_a_run_whose_time_is_up_is_saved_and_evaluated_and_resumes_with_the_same
     resumed, resumed_rows = trained(tmp_path / "run", *overrides, "train.max_time=off", resume=True)
     assert (resumed.status, resumed.steps) == (whole.status, whole.steps)
     assert resumed.weights_sha256 == whole.weights_sha256 and resumed_rows == rows
+
+
+def fill_disk_for_complete_checkpoints(monkeypatch: pytest.MonkeyPatch, first_step: int) -> None:
+    """From `first_step` on, let the disk have room for weights alone."""
+    save = CheckpointStorage.save
+
+    def full(self: CheckpointStorage, step: int, best_step: int, snapshot: Snapshot, *, reserve: int = 0) -> Path:
+        if step >= first_step and not snapshot.values.get("weights_alone"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save(self, step, best_step, snapshot, reserve=reserve)
+
+    monkeypatch.setattr(CheckpointStorage, "save", full)
+
+
+def test_a_run_whose_time_is_up_never_saves_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = trained(tmp_path / "whole")
+    cut(tmp_path / "whole", tmp_path / "run", 4)
+    fill_disk_for_complete_checkpoints(monkeypatch, 5)
+    monkeypatch.setattr("paceline.training.coordinator.StepCoordinator.was_time_up", lambda self: False)
+    limited, _ = trained(tmp_path / "run", "train.max_time=0.001s", resume=True)
+    assert (limited.status, limited.steps) == ("failed", 5), "its last step is lost"
+    monkeypatch.undo()
+    resumed, _ = trained(tmp_path / "run", resume=True)
+    assert (resumed.status, resumed.weights_sha256) == ("completed", whole.weights_sha256)
+
+
+def save_weights_alone(checkpoint: Path) -> None:
+    """Replace a checkpoint with its weights."""
+    groups = {name: load_tensor_group(checkpoint, name) for name in ("model", "optimizer", "precision")}
+    snapshot = Snapshot({name: group for name, group in groups.items() if group}, read_state(checkpoint))
+    storage = CheckpointStorage(checkpoint.parent, KeepPolicy(9))
+    storage.save(int(checkpoint.name[-2:]), -1, snapshot.weights_only())
+    assert is_weights_only(checkpoint)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
+def test_weights_alone_complete_a_run_at_its_end_and_continue_no_other(tmp_path: Path, precision: str) -> None:
+    whole, _ = trained(tmp_path / "whole", f"train.precision={precision}")
+    for last_step in (4, 10):
+        run_dir = tmp_path / f"cut{last_step}"
+        cut(tmp_path / "whole", run_dir, last_step)
+        for path in (run_dir / "checkpoints").iterdir():
+            if int(path.name[-2:]) < last_step:
+                shutil.rmtree(path)
+        save_weights_alone(run_dir / "checkpoints" / f"step-{last_step:08}")
+    ended, _ = trained(tmp_path / "cut10", f"train.precision={precision}", resume=True)
+    assert (ended.status, ended.weights_sha256) == ("completed", whole.weights_sha256)
+    with pytest.raises(CheckpointError, match=r"step-00000004: has only the weights.*model\.weights=.*cut4\)"):
+        trained(tmp_path / "cut4", f"train.precision={precision}", resume=True)
 
 
 def test_a_time_that_is_up_at_an_evaluation_needs_no_other(tmp_path: Path) -> None:

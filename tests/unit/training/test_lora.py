@@ -10,9 +10,11 @@ from torch import Tensor
 
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
+from paceline.data.sources.build import build_datasets
 from paceline.inference.classifier import load_classifier
 from paceline.models import lora
 from paceline.recipe.load import Patch, load
+from paceline.training.preflight import measure_saving
 from paceline.training.process import Invocation
 from paceline.training.run import run
 
@@ -39,6 +41,15 @@ def saved(rundir: RunDir, part: str = "model") -> list[dict[str, Tensor]]:
 
 def changed(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
     return {name for name in one if not torch.equal(one[name], other[name])}
+
+
+def test_doctor_saves_what_a_run_with_adapters_saves(tmp_path: Path) -> None:
+    rundir = train(tmp_path / "run", *LORA)
+    newest = max(rundir.checkpoints.glob("step-*"))
+    in_run = sum(tensor.nbytes for file in newest.glob("*.safetensors") for tensor in load_file(file).values())
+    recipe = load("synthetic", Patch.parse([*WORDS, *LORA])).recipe
+    measured = measure_saving(recipe, tmp_path, build_datasets(recipe.data.source, may_download=False), times=1)
+    assert measured.bytes == in_run
 
 
 @pytest.mark.parametrize(

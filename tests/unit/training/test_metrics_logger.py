@@ -84,10 +84,23 @@ def test_a_record_has_the_mean_loss_since_the_one_before() -> None:
     assert [(record.epoch, record.images_seen) for record in sink.steps] == [(0.5, 32), (1.0, 64)]
 
 
-def test_a_skipped_step_is_in_no_mean_and_does_not_move_the_learning_rate() -> None:
+def test_a_skipped_step_is_in_no_mean_and_has_the_learning_rate_of_the_next_update() -> None:
     state, sink = TrainState(), Kept()
     log_steps(journal(state, sink), state, [1.0, math.nan, 3.0, 5.0, 8.0, 8.0, 8.0, math.inf], skipped=[1, 7])
-    assert [(record.step, record.loss, record.lr) for record in sink.steps] == [(4, 3.0, 3.0), (8, 8.0, 6.0)]
+    assert [(record.step, record.loss, record.lr) for record in sink.steps] == [(4, 3.0, 3.0), (8, 8.0, 7.0)]
+
+
+def test_listeners_get_the_learning_rate_of_each_step() -> None:
+    state, sink, rates = TrainState(), Kept(), []
+    schedule = SimpleNamespace(lr=lambda updates: updates + 1.0, observe_loss=lambda loss: None)
+    watch = RunTimer(0.0, lambda: 0.0)
+
+    def on_step(state: TrainState, lr: float) -> None:
+        rates.append(lr)
+
+    logger = MetricsLogger(PLAN, SingleDevice(), schedule, sink, None, watch, None, state, dict, on_step)
+    log_steps(logger, state, [math.inf, 1.0, math.nan, math.nan, 1.0], skipped=[0, 2, 3])
+    assert rates == [1.0, 1.0, 2.0, 2.0, 2.0]
 
 
 def test_a_record_has_rounded_shares_of_stages_and_asks_once_per_record() -> None:

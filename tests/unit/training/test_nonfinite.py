@@ -7,6 +7,8 @@ from torch import nn
 from paceline.core.errors import NonFiniteLossError
 from paceline.core.world import World
 from paceline.parallel.strategy import SingleDevice
+from paceline.recipe.schema.optim import Sgd
+from paceline.training.lr_schedule import LrSchedule, LrWarmup
 from paceline.training.nonfinite import (
     MAX_SKIPS,
     STEPS_AHEAD,
@@ -19,7 +21,10 @@ from paceline.training.nonfinite import (
     SkipStep,
     StepValues,
 )
-from paceline.training.precision import DynamicLossScaler
+from paceline.training.optim.build import build_optimizer
+from paceline.training.precision import DynamicLossScaler, Precision
+from paceline.training.state import TrainState
+from paceline.training.trainer import OptimizerUpdate
 
 REPORTER = NonFiniteReporter(World.single(), SingleDevice(), lambda: "run/checkpoints/step-00000010")
 
@@ -134,6 +139,36 @@ def test_an_overflow_lowers_the_scale_and_a_bad_loss_does_not() -> None:
     scale.value = 1.0
     with pytest.raises(NonFiniteLossError):
         guard.check(step(norm=torch.inf))
+
+
+def test_a_lower_loss_scale_is_no_skip_in_a_row() -> None:
+    """Two overflows, which lower the scale, and one NaN loss are not three bad steps."""
+    model, scaler = nn.Linear(2, 2), DynamicLossScaler()
+    optimizer = build_optimizer(Sgd(lr=0.1), model.named_parameters(), "cpu")
+    schedule, precision = LrSchedule(0.1, LrWarmup(0, 0.0), lambda step: 1.0), Precision("cpu", scaler=scaler)
+    guard = LossScalingGuard(scaler, REPORTER, SkipStep(REPORTER))
+    parameters, probe, strategy = list(model.parameters()), GradientProbe(model), SingleDevice()
+    update = OptimizerUpdate(
+        parameters, optimizer, schedule, precision, strategy, guard, None, probe, None, max_norm=torch.inf
+    )
+    state = TrainState()
+
+    def take_step(loss: float, gradient: float) -> None:
+        for each in parameters:
+            each.grad = torch.full_like(each, gradient)
+        update(state, torch.tensor(loss))
+        state.advance(1)
+
+    for loss, gradient in ((1.0, torch.inf), (1.0, torch.inf), (torch.nan, torch.nan)):
+        take_step(loss, gradient)
+    guard.sync()
+    assert (state.skipped, state.skips_in_row, scaler.value) == (3, 1, 2.0**14)
+    take_step(torch.nan, torch.nan)
+    take_step(torch.nan, torch.nan)
+    with pytest.raises(NonFiniteLossError, match="3 steps in a row were skipped"):
+        guard.sync()
+    take_step(1.0, 1.0)
+    assert (state.skipped, state.skips_in_row) == (5, 0)
 
 
 def test_the_probe_sees_a_bad_gradient_once_it_has_reached_the_first_layer() -> None:

@@ -60,8 +60,11 @@ def test_a_step_names_the_rank_the_micro_batch_and_the_setting(tmp_path: Path, m
 
 def test_an_evaluation_names_its_batch(tmp_path: Path, monkeypatch) -> None:
     fail(monkeypatch, ModelEvaluator, RuntimeError(ON_CPU))
-    with pytest.raises(RecipeError, match=r"^data\.eval_batch_size: 256: rank 0 ran out of host memory .*2 GB"):
+    with pytest.raises(
+        RecipeError, match=r"^data\.eval_batch_size: 256: rank 0 ran out of host memory .*2 GB"
+    ) as caught:
         train(tmp_path / "run")
+    assert "model.width" not in str(caught.value), "it is no setting of every model, and may not change on resume"
 
 
 def test_another_error_keeps_its_traceback(tmp_path: Path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from paceline.data.sources.builtin import load_digits
 from paceline.recipe.load import Patch, load
 from paceline.recipe.plan import Plan
 from paceline.training.callbacks import Callback
-from paceline.training.preflight import try_components
+from paceline.training.preflight import measure_saving, try_components
 
 
 @dataclass
@@ -103,6 +104,22 @@ def test_layer_decay_and_class_weights_are_noted() -> None:
     assert layers.startswith("optim.layer_decay: 10 layers of 10 learn, at 0.00195 (layer 0) to 1 (layer 9) times")
     assert weights.startswith("train.class_weights: from 0.9")
     assert " (7), with a mean of 1" in weights
+
+
+@pytest.mark.parametrize(
+    ("optim", "note"), [("optim.layer_decay=0.5", "10 layers of 10 learn"), ("optim={name: muon, lr: 0.02}", "")]
+)
+def test_parameters_that_are_unfrozen_later_are_the_optimizers_too(optim: str, note: str) -> None:
+    assert note in " ".join(tried("model.freeze=backbone", "model.unfreeze=1ep", "train.epochs=2", optim))
+
+
+def test_the_state_of_parameters_that_are_unfrozen_later_is_saved_too(tmp_path: Path) -> None:
+    frozen = ["model.freeze=backbone", "model.unfreeze=1ep"]
+    sizes = [
+        measure_saving(load("digits", Patch.parse(["model.width=0.1", *more])).recipe, tmp_path, load_digits(), 1).bytes
+        for more in ([], frozen, frozen[:1])
+    ]
+    assert sizes[1] == sizes[0] > sizes[2]
 
 
 def test_layer_decay_of_one_trained_layer_is_refused() -> None:

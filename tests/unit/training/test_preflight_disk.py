@@ -12,8 +12,10 @@ import torch
 
 from paceline.core.errors import RecipeError
 from paceline.core.run_dir import RunDir
+from paceline.data.sources.builtin import load_digits
 from paceline.parallel.strategy import SingleDevice
 from paceline.recipe.load import Patch, load
+from paceline.recipe.plan import Plan
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.training.checkpoint import model_tensors, optimizer_tensors
 from paceline.training.ema import build_weight_average
@@ -37,9 +39,17 @@ def free(monkeypatch: pytest.MonkeyPatch):
     return set_free
 
 
-def warnings_of(folder: Path, section: Checkpoint, state_bytes: int) -> list[str]:
+def plan_for(section: Checkpoint, steps: int = 100) -> Plan:
+    words = [f"train.steps={steps}", f"checkpoint.every={section.every if section.every == 'off' else '1st'}"]
+    if section.keep_every != "off":
+        words.append(f"checkpoint.keep_every={section.keep_every}")
+    digits = load_digits()
+    return Plan.derive(load("digits", Patch.parse(words)).recipe, 1, digits.train.info, digits.val.info)
+
+
+def warnings_of(folder: Path, section: Checkpoint, state_bytes: int, steps: int = 100) -> list[str]:
     said: list[str] = []
-    check_disk(RunDir(folder), section, state_bytes, said.append)
+    check_disk(RunDir(folder), section, plan_for(section, steps), state_bytes, said.append)
     assert not list(folder.glob(".*")), "the probe stays"
     return said
 
@@ -55,6 +65,28 @@ def test_a_disk_with_room_for_some_is_a_warning_with_numbers(tmp_path: Path, fre
         f"checkpoint: {tmp_path} has 50.0 MiB free, 5 checkpoints of 10.0 MiB take 50.0 MiB (free some space, or set "
         "checkpoint.keep=2)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("section", "num_fitting", "fix"),
+    [
+        (Checkpoint(keep=3, keep_best="off"), 3, "(free some space, or set checkpoint.keep=2)"),
+        (Checkpoint(keep=3), 2, "(free some space, or set checkpoint.keep=1 checkpoint.keep_best=off)"),
+        (Checkpoint(keep=1), 2, "(free some space, or set checkpoint.keep_best=off)"),
+        (Checkpoint(keep=1), 1, "(free some space)"),
+        (Checkpoint(keep=3, keep_every="25st"), 7, "(free some space, or set checkpoint.keep=1)"),
+    ],
+)
+def test_the_advice_is_what_fits(tmp_path: Path, free, section: Checkpoint, num_fitting: int, fix: str) -> None:
+    free(num_fitting * 10 * MIB)
+    (warning,) = warnings_of(tmp_path, section, 10 * MIB)
+    assert warning.endswith(fix)
+
+
+def test_a_run_needs_no_more_room_than_for_the_checkpoints_it_writes(tmp_path: Path, free) -> None:
+    free(20 * MIB)
+    assert warnings_of(tmp_path, Checkpoint(keep=3), 10 * MIB, steps=2) == []
+    assert warnings_of(tmp_path, Checkpoint(keep=1, keep_best="off"), 10 * MIB) == []
 
 
 def test_existing_checkpoints_need_no_more_room(tmp_path: Path, free) -> None:
@@ -97,7 +129,7 @@ from paceline.core.run_dir import RunDir
 from paceline.recipe.schema.recipe import Checkpoint
 from paceline.training.outputs import check_disk
 try:
-    check_disk(RunDir(Path(sys.argv[1])), Checkpoint(), 1, print)
+    check_disk(RunDir(Path(sys.argv[1])), Checkpoint(), None, 1, print)
 except Exception as error:
     print(f"{type(error).__name__}: {error}")
 """

@@ -16,7 +16,14 @@ from typing import Final
 from paceline.core.errors import CheckpointError, RecipeError
 from paceline.core.files import make_folder
 from paceline.core.run_dir import checkpoint_name
-from paceline.training.checkpoint.format import Snapshot, find_damage, read_state, sync_folder, write_checkpoint
+from paceline.training.checkpoint.format import (
+    Snapshot,
+    find_damage,
+    is_weights_only,
+    read_state,
+    sync_folder,
+    write_checkpoint,
+)
 
 DISK_FULL_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a disk without room for a file."""
@@ -98,16 +105,24 @@ class CheckpointStorage:
     def newest_intact(self, warn: Callable[[str], None]) -> Path | None:
         """Return the newest intact checkpoint, or None without any. Call `clean_up` before.
 
-        Damaged ones are skipped with a warning. Raise `CheckpointError` if all are damaged, or if the newest intact one
-        has another format.
+        Damaged ones are skipped with a warning, and so are those of weights alone, if an older one is complete. Raise
+        `CheckpointError` if all are damaged, or if the newest intact one has another format.
         """
         checkpoints = self._list()
+        weights_only: list[Path] = []
         for path in reversed(checkpoints):
             damage = find_damage(path)
             if not damage:
-                read_state(path)  # raises for another format: an older checkpoint would lose progress
-                return path
+                # Raises for another format: an older checkpoint would lose progress.
+                if not is_weights_only(path):
+                    for skipped in weights_only:
+                        warn(f"{skipped}: has only the weights, as the disk was full; it is skipped for {path.name}")
+                    return path
+                weights_only.append(path)
+                continue
             warn(f"{damage}; it is skipped")
+        if weights_only:
+            return weights_only[0]
         if checkpoints:
             raise CheckpointError(f"{self.folder}: none of its checkpoints is intact (remove the folder to start over)")
         return None

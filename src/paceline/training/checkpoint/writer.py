@@ -22,7 +22,10 @@ from paceline.training.checkpoint.format import Snapshot, is_weights_only
 from paceline.training.checkpoint.storage import DISK_FULL_ERRORS, CheckpointStorage
 
 FinalSave = Literal["", "ended", "preempted"]
-"""Whether a checkpoint is the final one of its process, which may remove older ones to fit, and why."""
+"""Whether a checkpoint is the final one of its process, which may remove older ones to fit, and why.
+
+Only that of a run at its end (`ended`) may have weights alone: `preempted` is any run that may be continued.
+"""
 _PERMISSION_ERRORS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -140,7 +143,9 @@ class CheckpointWriter:
             saved = self._save_what_fits(step, best_step, snapshot, final)
         except OSError as error:
             self._failed += 1
-            self._failure = _describe_failure(self._checkpoints.path_of(step), error, snapshot.num_bytes)
+            keeps_several = self._checkpoints.policy.num_newest > 1
+            path = self._checkpoints.path_of(step)
+            self._failure = _describe_failure(path, error, snapshot.num_bytes, keeps_several=keeps_several)
             run = self._checkpoints.folder.parent
             if not run.is_dir():
                 self._failure, self._stops = removed_error(run), True  # further training would be lost
@@ -183,12 +188,12 @@ class CheckpointWriter:
         self._cause, self._repeated_steps = None, []
 
 
-def _describe_failure(path: Path, error: OSError, num_bytes: int) -> str:
+def _describe_failure(path: Path, error: OSError, num_bytes: int, *, keeps_several: bool) -> str:
     """Return the error message for checkpoint `path` of `num_bytes`, with a fix."""
     what = f"{path}: was not saved: {error.strerror or error}"
     if error.errno in DISK_FULL_ERRORS:
         space = f"needs {mib(num_bytes)}, has {_describe_free_space(path.parent)}"
-        return f"{what}: {space} (free some space, or set checkpoint.keep=1)"
+        return f"{what}: {space} (free some space{', or set checkpoint.keep=1' if keeps_several else ''})"
     if error.errno in _PERMISSION_ERRORS:
         return f"{what} (make {path.parent} writable)"
     return f"{what} (check that {path.parent} exists and its disk works)"

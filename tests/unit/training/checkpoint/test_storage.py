@@ -96,6 +96,20 @@ def test_several_damaged_ones_are_a_warning_each_from_the_newest(tmp_path: Path)
     assert [re.findall(r"step-\d+", line)[0] for line in warnings] == ["step-00000003", "step-00000002"]
 
 
+def test_one_of_weights_alone_is_skipped_if_an_older_one_is_complete(tmp_path: Path) -> None:
+    checkpoints = CheckpointStorage(tmp_path, KeepPolicy(9))
+    tensors = {"model": {"a": torch.ones(64)}, "optimizer": {"0.m": torch.ones(64)}}
+    alone = checkpoints.save(2, -1, Snapshot(tensors, {}).weights_only())
+    assert checkpoints.newest_intact(pytest.fail) == alone, "without another, it is better than none"
+    complete = checkpoints.save(1, -1, Snapshot(tensors, {}))
+    warnings: list[str] = []
+    assert checkpoints.newest_intact(warnings.append) == complete
+    (warning,) = warnings
+    assert warning.startswith(f"{alone}: has only the weights") and "step-00000001" in warning
+    break_(complete)
+    assert checkpoints.newest_intact(warnings.append) == alone
+
+
 # matrix: 29
 def test_where_all_are_damaged_no_run_starts_over_by_itself(tmp_path: Path) -> None:
     for step in (1, 2):
