@@ -61,9 +61,7 @@ def _is_recipe(name: str) -> bool:
     try:
         find_recipe(name)
     except RecipeError:
-        return os.path.lexists(
-            os.path.expanduser(name)
-        )  # a folder of images is named by mistake, not as a part of a name
+        return os.path.lexists(name)  # a folder of images is named by mistake, not as a part of a name
     return True
 
 
