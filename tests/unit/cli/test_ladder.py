@@ -131,11 +131,10 @@ def test_the_list_of_a_ladder_has_all_that_a_rung_changes(capsys, tmp_path, monk
         "  - {name: two ranks, ranks: 2, batch_factor: 2, on: ranks}\n"
     )
     run_verb([str(path)], list_only=True)
-    lines = dict(
-        re.split("  +", line.strip(), maxsplit=1) for line in capsys.readouterr().out.splitlines() if "  " in line
-    )
-    assert lines["packed"].strip() == "data.workers=auto, parallel.static_graph=false, data: pack, cache: cold"
-    assert lines["two ranks"].strip() == "batch x2, ranks: 2, on: ranks"
+    rows = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    lines = {name.strip(): settings.strip() for name, settings in rows}
+    assert lines["packed"] == "data.workers=auto, parallel.static_graph=false, data: pack, cache: cold"
+    assert lines["two ranks"] == "batch x2, ranks: 2, on: ranks"
 
 
 def test_the_outcome_of_each_rung_is_printed_with_its_reason(capsys, tmp_path, monkeypatch):

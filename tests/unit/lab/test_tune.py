@@ -383,7 +383,7 @@ def test_a_section_and_a_field_in_it_exclude_each_other(tmp_path: Path) -> None:
     found = tuned(Machine(MEASURED, tmp_path, speed), by_hand(*words))
     assert dict(found.patch.assignments) == {"optim.name": "adam", "train.precision": "bf16"}
     lamb = next(tried for tried in found.tried if tried.name == "optim.name=lamb")
-    assert lamb.status == "lost" and lamb.why.endswith("less than optim={name: adam}")
+    assert lamb.status == "lost" and lamb.why.endswith('less than optim={"name": "adam"}')
 
 
 def test_a_batch_by_hand_has_its_learning_rate_follow() -> None:
