@@ -68,6 +68,12 @@ class _CrossValidation:
         """Number of folds."""
         return len(self.planned) // self.options.repeats
 
+    @property
+    def chosen(self) -> list[FoldTrial]:
+        """Runs of the folds that --only names, or all. Raise `RecipeError` for a fold that there is not."""
+        only = _parse_only(self.options, self.num_folds)
+        return [each for each in self.planned if only is None or each.fold in only]
+
     def build_runner(self, session: Session) -> TrialRunner:
         """Write the recipes, and return the runner: it resumes a fold that was killed."""
         return replace(self.runs.build_runner(session, is_timed=False), resumes=True)
@@ -86,17 +92,24 @@ def cv(options: CvOptions) -> int:
         "ranks": study.runs.ranks,
         "division": study.division,
     }
+    name, chosen = f"cv-{study.runs.loaded.name}", study.chosen
     if options.task is not None:
         task = find_task(_list_tasks(study), options.task)
-        return run_task(key, options, task, lambda session: [_run_fold(study, study.planned[task.index], session)])
-    name, only = f"cv-{study.runs.loaded.name}", _parse_only(options, study.num_folds)
-    chosen = [each for each in study.planned if only is None or each.fold in only]
+        planned = study.planned[task.index]
+        if planned not in chosen:
+            raise RecipeError(f"--only: {options.only} leaves out task {task.number}, fold {planned.fold} (add it)")
+        return run_task(key, options, task, lambda session: [_run_fold(study, planned, session)])
     return run_experiment(name, key, options, partial(_run, study, chosen), total=len(chosen), length="full")
 
 
 def list_cv_tasks(options: CvOptions) -> tuple[ArrayTask, ...]:
-    """Return the tasks of a cross-validation, one per run. Raise `PacelineError` for arguments that do not fit."""
-    return _list_tasks(_plan(options))
+    """Return the tasks of a cross-validation, one per run of the folds that --only names, or of all.
+
+    Raise `PacelineError` for arguments that do not fit.
+    """
+    study = _plan(options)
+    chosen = study.chosen
+    return tuple(task for task in _list_tasks(study) if study.planned[task.index] in chosen)
 
 
 def _list_tasks(study: _CrossValidation) -> tuple[ArrayTask, ...]:

@@ -107,7 +107,7 @@ def bench_data(options: DataBenchOptions) -> int:
     result = BenchResult(data_request.name, plan, rows, notes, {"machine": describe_machine(), "workers": num_workers})
     show_bench(result, as_json=options.as_json)
     if folder:
-        write_atomic(folder / "bench.json", json.dumps(result.to_dict(), indent=2) + "\n")
+        _write_result(result, folder / "bench.json")
     return 0
 
 
@@ -118,6 +118,16 @@ def _make_out_folder(out: Path) -> Path:
     except OSError as error:
         raise DataError(f"--out: {printable(folder)}: {error.strerror} (name a folder that can be written)") from None
     return folder
+
+
+def _write_result(result: BenchResult, path: Path) -> None:
+    try:
+        write_atomic(path, json.dumps(result.to_dict(), indent=2) + "\n")
+    except OSError as error:
+        message = (
+            f"--out: {printable(path)}: cannot be written: {error.strerror} (free some room, or name another folder)"
+        )
+        raise DataError(message) from None
 
 
 def _source_kind(source: Source, name: str) -> str:

@@ -219,11 +219,14 @@ def show_rungs(ladder: Ladder, *, as_json: bool) -> None:
         facts = {"ladder": ladder.name, "summary": ladder.summary, "recipe": ladder.recipe}
         print(json.dumps({**facts, "steps": ladder.steps, "repeats": ladder.repeats, "rungs": rungs}, indent=2))
         return
-    rows = [(rung.name, " ".join(_rung_settings(rung)), rung.explains) for rung in ladder.rungs]
+    rows = [(rung.name, ", ".join(_rung_settings(rung)), rung.explains) for rung in ladder.rungs]
     print_rows(rows, f"{ladder.name}, over {ladder.recipe}: {ladder.summary}")
 
 
 def _rung_settings(rung: Rung) -> Iterator[str]:
-    yield from (f"{key}={value}" for key, value in rung.set.items())
+    yield from format_patch(Patch(tuple(rung.set.items())))
     if rung.batch_factor is not None:
         yield f"batch x{rung.batch_factor}"
+    others = {"ranks": rung.ranks, "data": rung.data, "cache": rung.cache, "on": rung.on}
+    # With a colon, as in the ladder's file: these are not overrides of a recipe.
+    yield from (f"{name}: {value}" for name, value in others.items() if value != Rung.model_fields[name].default)

@@ -16,7 +16,7 @@ from paceline.core.results import RunResult
 from paceline.models.weights_recipe import with_run_defaults, with_weights_defaults
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load_any
-from paceline.recipe.plan import divide_batch, resolve_batch
+from paceline.recipe.plan import divide_batch, smallest_batch
 from paceline.recipe.plugins import path_of
 from paceline.recipe.schema import Recipe
 
@@ -63,7 +63,7 @@ def train(
         num_ranks = 1 if ranks is None else ranks_to_start(str(ranks), world, loaded.recipe.parallel)
         is_launcher = num_ranks > 1 and world.launcher == "single"
         if is_launcher:
-            divide_batch(resolve_batch(loaded.recipe, num_ranks), num_ranks)
+            divide_batch(smallest_batch(loaded.recipe, num_ranks), num_ranks)
         rundir = choose_rundir(name, loaded, folder, world, resume=resume)
         try:
             if is_launcher:

@@ -1,17 +1,20 @@
-"""`paceline recipes`: list presets, or show a recipe with all fields and their origins."""
+"""`paceline recipes`: list presets, all or those that match, or show a recipe with all fields and their origins."""
 
 import json
+import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from paceline.cli.args import split_recipe_args
 from paceline.cli.options import RecipesOptions
+from paceline.core.errors import RecipeError
 from paceline.data.files import printable
 from paceline.models.weights_recipe import with_cached_weights_defaults
-from paceline.recipe.load import LoadedRecipe, load, preset_names, preset_summary
+from paceline.recipe.load import LoadedRecipe, find_recipe, load, preset_names, preset_summary
 from paceline.recipe.schema import Recipe
 from paceline.recipe.yaml import to_yaml_text
 
@@ -28,11 +31,11 @@ _GROUPS: Final = {
 
 
 def recipes(options: RecipesOptions) -> int:
-    """List the presets, or show the named one with its overrides; return the exit code."""
+    """List the presets that match, or show the named one with its overrides; return the exit code."""
     if options.schema:
         print(json.dumps(recipe_schema(), indent=2))
-    elif not options.args:
-        _print_presets(as_json=options.as_json)
+    elif names := _match_presets(options):
+        _print_presets(names, as_json=options.as_json)
     else:
         name, patch = split_recipe_args(options.args)
         loaded, note = with_cached_weights_defaults(load(name, patch))
@@ -40,6 +43,26 @@ def recipes(options: RecipesOptions) -> int:
         if note:
             print(f"note: {note}", file=sys.stderr)
     return 0
+
+
+def _match_presets(options: RecipesOptions) -> list[str]:
+    """Return the presets to list, none if the arguments name a recipe to show."""
+    if not options.args:
+        return preset_names()
+    pattern, *overrides = options.args
+    if "=" in pattern or overrides or options.origin or _is_recipe(pattern):
+        return []
+    if not set(pattern) & set("*?["):
+        pattern = f"*{pattern}*"
+    return [name for name in preset_names() if fnmatchcase(name, pattern)]
+
+
+def _is_recipe(name: str) -> bool:
+    try:
+        find_recipe(name)
+    except RecipeError:
+        return os.path.lexists(name)  # a folder of images is named by mistake, not as a part of a name
+    return True
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -59,8 +82,8 @@ def _make_optional(schema: Any) -> Any:
     return {key: _make_optional(value) for key, value in renamed.items()}
 
 
-def _print_presets(*, as_json: bool) -> None:
-    summaries = {name: preset_summary(name) for name in preset_names()}
+def _print_presets(names: Sequence[str], *, as_json: bool) -> None:
+    summaries = {name: preset_summary(name) for name in names}
     if as_json:
         print(json.dumps(summaries, indent=2))
         return
@@ -68,11 +91,11 @@ def _print_presets(*, as_json: bool) -> None:
     # Wrap on a terminal only: a pipe gets one line per preset.
     columns = max(indent + 30, shutil.get_terminal_size().columns) if sys.stdout.isatty() else sys.maxsize
     for group, heading in _GROUPS.items():
-        print(f"{heading}:")
-        for name, summary in summaries.items():
-            if _preset_group(name) == group:
-                line = f"  {name:{indent - 4}}  {summary}"
-                print(textwrap.fill(line, columns, subsequent_indent=" " * indent, drop_whitespace=True))
+        lines = [f"  {name:{indent - 4}}  {each}" for name, each in summaries.items() if _preset_group(name) == group]
+        if lines:
+            print(f"{heading}:")
+        for line in lines:
+            print(textwrap.fill(line, columns, subsequent_indent=" " * indent, drop_whitespace=True))
     print("`paceline recipes NAME` shows a recipe, and `paceline train NAME` trains it.")
 
 

@@ -28,7 +28,7 @@ from paceline.cli.scale_options import (
     refuse_recipe,
     refuse_without_effect,
 )
-from paceline.core.errors import PacelineError, WorldError
+from paceline.core.errors import PacelineError, RecipeError, WorldError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import ScaleResult
 from paceline.core.run_dir import write_atomic
@@ -62,6 +62,9 @@ from paceline.parallel.environ import count_gpus
 from paceline.recipe.consent import require_consent
 from paceline.recipe.load import LoadedRecipe, Patch, load
 from paceline.recipe.plan import resolve_batch
+from paceline.recipe.schema import Recipe
+from paceline.recipe.schema.train import CrossEntropyLoss
+from paceline.recipe.targets import is_multi_label
 
 StudyOptions = ScaleOptions | BatchStudyOptions
 
@@ -91,6 +94,8 @@ def scale(options: StudyOptions) -> int:
     study = _load_study(options, starts_locally=True)
     _refuse_launcher(verb)
     require_consent(study.loaded, trust_code=options.trust_code)
+    if isinstance(options, BatchStudyOptions):
+        _refuse_target_without_top1(options, study.loaded.recipe)
     key = _request_key(study)
     if options.task is not None:
         task = find_task(list_study_tasks(study.cases, options.num_repeats), options.task)
@@ -162,6 +167,22 @@ def _refuse_launcher(verb: str) -> None:
     if world.launcher != "single":
         started = f"{count(world.world_size, 'rank')} were started by {world.launcher}"
         raise WorldError(f"{verb}: starts its own ranks, but {started} (start it once, without torchrun or srun)")
+
+
+def _refuse_target_without_top1(options: BatchStudyOptions, recipe: Recipe) -> None:
+    """Raise `RecipeError` for a target accuracy if images have several labels."""
+    # Cross-entropy has one label per image, so the data need not be read.
+    if choose_target(options, recipe.train) is None or isinstance(recipe.train.loss, CrossEntropyLoss):
+        return
+    from paceline.data.sources.build import build_datasets
+
+    data = recipe.data
+    datasets = build_datasets(data.source, may_download=True, skip_bad=data.on_bad_image == "skip")
+    if is_multi_label(recipe.train.loss, datasets.train.info):
+        given, fix = "train.stop: it", "set train.stop=off"
+        if options.target is not None:
+            given, fix = f"--target: {options.target:g}", "leave it out"
+        raise RecipeError(f"{given} needs top-1, and images have several labels ({fix})")
 
 
 def _build_rank_study(options: ScaleOptions, loaded: LoadedRecipe, overrides: Patch, nodes: list[int]) -> _ScaleStudy:

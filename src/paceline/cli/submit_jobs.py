@@ -40,6 +40,7 @@ _REFUSED_OPTIONS: Final = {
     "--resume": "leave it out: a job resumes the run in its run directory",
     "--task": "add --array before `--`",
     "--list": "leave it out, and write paceline ladder --list",
+    "--script": "leave it out, and write paceline ladder --script in a job script of your own",
 }
 _REFUSED_RANK_OPTIONS: Final = {
     "--ranks": "write --ranks-per-node before `--`",

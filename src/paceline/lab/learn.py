@@ -382,7 +382,8 @@ class LearnSearch:
         )
         self.trials.append(trial)
         self.outcomes.append(outcome)
-        self.report(f"{label}: {outcome.error or f'{metric} {value:.4f}'}")
+        score = f"{metric} {'NaN' if value is None else f'{value:.4f}'}"
+        self.report(f"{label}: {outcome.error or score}")
         return trial
 
 

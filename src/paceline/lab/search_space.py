@@ -12,7 +12,7 @@ from paceline.core.results import RunResult
 from paceline.core.setting_effects import changes_result, changes_result_only
 from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED, OTHER
 from paceline.core.units import count
-from paceline.lab.patches import drop_unchanged_settings
+from paceline.lab.patches import drop_unchanged_settings, flatten_patch
 from paceline.lab.trial import apply_patch, format_patch
 from paceline.recipe.load import Patch, iter_settings
 from paceline.recipe.schema import Recipe
@@ -104,7 +104,7 @@ class Candidate:
     @property
     def paths(self) -> frozenset[str]:
         """Dotted paths that it sets; candidates that share one exclude each other."""
-        return frozenset(path for path, _ in self.patch.assignments)
+        return frozenset(path for path, _ in flatten_patch(self.patch).assignments)
 
 
 def list_candidates(

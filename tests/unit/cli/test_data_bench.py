@@ -128,6 +128,9 @@ def test_the_result_is_written_to_out(photographs, tmp_path, capsys):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"^--out: "):
         bench_data(replace(OPTIONS, src=str(photographs), out=tmp_path / "file/x"))
+    (tmp_path / "c/bench.json").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"^--out: .*c/bench\.json: cannot be written: .*name another folder"):
+        bench_data(replace(OPTIONS, src=str(photographs), out=tmp_path / "c"))
 
 
 def test_pixels_in_memory_are_measured_as_they_are(measured, capsys):

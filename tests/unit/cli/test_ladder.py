@@ -122,6 +122,21 @@ def test_the_list_of_a_ladder_names_its_rungs(capsys, monkeypatch):
     assert [rung["name"] for rung in found["rungs"]][:2] == ["fp32", "amp"]
 
 
+def test_the_list_of_a_ladder_has_all_that_a_rung_changes(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "recipe: digits\nrungs:\n  - name: first\n"
+        "  - {name: packed, data: pack, cache: cold, set: {data.workers: auto, parallel.static_graph: false}}\n"
+        "  - {name: two ranks, ranks: 2, batch_factor: 2, on: ranks}\n"
+    )
+    run_verb([str(path)], list_only=True)
+    rows = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    lines = {name.strip(): settings.strip() for name, settings in rows}
+    assert lines["packed"] == "data.workers=auto, parallel.static_graph=false, data: pack, cache: cold"
+    assert lines["two ranks"] == "batch x2, ranks: 2, on: ranks"
+
+
 def test_the_outcome_of_each_rung_is_printed_with_its_reason(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     show_experiment(RESULT, ExperimentDir(tmp_path), as_json=False)

@@ -74,3 +74,13 @@ def test_an_error_about_an_existing_run_names_arguments_of_python(tmp_path: Path
     (tmp_path / "recipe.yaml").write_text(to_yaml_text(load("digits").recipe.to_dict()))
     with pytest.raises(RecipeError, match=rf"^run_dir: {tmp_path} already holds a run \(add resume=True, or name"):
         paceline.train("digits", run_dir=tmp_path)
+
+
+@pytest.mark.parametrize("override", ["data.batch_size=auto", "train.accumulate=auto"])
+def test_a_batch_to_be_measured_starts_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(
+        "paceline.cli.python_ranks.train_on_ranks", lambda ranks, *args, **options: started.append(ranks)
+    )
+    paceline.train("digits", override, run_dir=tmp_path / "run", ranks=2)
+    assert started == [2]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from paceline.cli import scale as verb
 from paceline.cli.experiment import show_experiment
@@ -310,6 +311,27 @@ def test_a_study_of_batches_trains_whole_runs_to_a_target(scale, started, capsys
     assert "soonest to 70.00 %" in printed
     folder, _ = only_result()
     assert f"  paceline compare {folder.path}/trials/* --target 0.7 --out {folder.path}/curves.html\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "target", "complaint"),
+    [
+        ([], 0.7, r"^--target: 0\.7 .*several labels \(leave it out\)$"),
+        (["train.stop={top1: 0.7}"], None, r"^train\.stop: .*several labels \(set train\.stop=off\)$"),
+    ],
+)
+def test_a_target_accuracy_of_images_with_several_labels_is_refused(
+    scale, started, words: list[str], target: float | None, complaint: str
+) -> None:
+    for index in range(2):
+        Image.new("RGB", (8, 8)).save(f"{index}.png")
+    Path("labels.csv").write_text("path,label\n0.png,a;b\n1.png,a\n")
+    source = "data.source={name: manifest, train: labels.csv, val: labels.csv, separator: ';'}"
+    study = {"batch_sizes": "64", "seeds": 1, "ranks": "1"}
+    with pytest.raises(PacelineError, match=complaint):
+        scale(source, "train.loss=bce", *words, **study, target=target)
+    assert started == [] and not Path("runs").exists()
+    assert scale("train.loss=bce", *words, **study, target=target) == 0  # one label per image
 
 
 @pytest.mark.parametrize("study", [{"accuracy": True}, {"batch_sizes": "64,128", "target": 0.7}])

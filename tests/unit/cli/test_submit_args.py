@@ -23,6 +23,7 @@ def test_site_fields_are_separated_from_recipe_overrides():
         (["digits", "--run-dir", "x"], "--run-dir: is not an option of train in a job"),
         (["digits", "--ranks=2"], "--ranks: is not an option of train in a job (write --ranks-per-node"),
         (["ladder", "cpu", "--task", "1"], "--task: is not an option of ladder in a job (add --array"),
+        (["ladder", "auto", "--script", "auto"], "--script: is not an option of ladder in a job (leave it out, and"),
         (["digits", "--max-restarts", "2"], "--max-restarts: is not an option of train in a job"),
         (["digits", "--port=1"], "--port: is not an option of train in a job"),
         (["digits", "--json", "optim.lr=1"], "'optim.lr=1': is among the options of train (write it before"),

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
+from paceline.cli.cv import cv
 from paceline.cli.submit_jobs import JobShape, SubmitRequest, list_tasks, parse_submit_args, prepare_job
 from paceline.core.errors import RecipeError
 from paceline.recipe.load import Patch, load
@@ -47,6 +49,16 @@ def test_a_study_of_batches_has_a_task_for_each_run_on_all_ranks() -> None:
     request = prepared("batch-study", "--batch-sizes", "64,128", "--seeds", "3", ranks=2)
     assert request.options[-2:] == ("--ranks", "2")
     assert [(task.nodes, task.ranks) for task in list_tasks(request)] == [(1, 2)] * 6
+
+
+def test_a_cross_validation_has_a_task_for_each_run_of_the_folds_that_are_named() -> None:
+    request = prepared("cv", "digits", "--folds", "3", "--repeats", "2", "--only", "0,2", ranks=1)
+    numbers = [task.number for task in list_tasks(request)]
+    assert numbers == [1, 3, 4, 6]
+    with pytest.raises(RecipeError, match=r"^--only: 0,2 leaves out task 5, fold 1"):
+        cv(replace(request.parse(), task=5))
+    with pytest.raises(RecipeError, match=r"^--only: '3' is not one of 3 folds"):
+        list_tasks(prepared("cv", "digits", "--folds", "3", "--only", "3", ranks=1))
 
 
 def test_given_ranks_are_kept_but_auto_is_replaced() -> None:

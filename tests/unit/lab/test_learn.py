@@ -35,8 +35,10 @@ def recipe_of(*words: str) -> Recipe:
 class Trainings:
     """Runs that are made up: top-1 falls with the distance of the rate from 0.3, and each epoch takes a second."""
 
-    def __init__(self, recipe: Recipe, *, slower: float = 1.0, broken: float = math.inf) -> None:
-        self.recipe, self.slower, self.broken = recipe, slower, broken
+    def __init__(
+        self, recipe: Recipe, *, slower: float = 1.0, broken: float = math.inf, unmeasured: float = math.inf
+    ) -> None:
+        self.recipe, self.slower, self.broken, self.unmeasured = recipe, slower, broken, unmeasured
         self.epochs: list[float] = []
         self.spent_s = 0.0
 
@@ -49,6 +51,7 @@ class Trainings:
         seconds = recipe.train.epochs * (self.slower if len(self.epochs) > 1 else 1.0)
         self.spent_s += seconds
         top1 = 0.9 - 0.1 * abs(math.log10(recipe.optim.lr / 0.3)) + 0.001 * (recipe.seed % 3)
+        top1 = math.nan if recipe.optim.lr > self.unmeasured else top1
         result = RunResult(
             status="completed",
             recipe_hash=recipe.hash,
@@ -117,6 +120,18 @@ def test_a_candidate_that_fails_is_not_promoted() -> None:
     failed = {trial.name for trial in search.trials if trial.value is None}
     assert failed and best not in failed
     assert all(trial.rung == 1 for trial in search.trials if trial.name in failed)
+
+
+def test_a_candidate_whose_metric_is_nan_is_not_promoted() -> None:
+    search, (best, *_) = searched(Trainings(recipe_of("train.epochs=9"), unmeasured=0.3), "16")
+    unmeasured = {trial.name for trial in search.trials if trial.value is None}
+    assert unmeasured and best not in unmeasured
+    assert all(trial.rung == 1 and not trial.error for trial in search.trials if trial.name in unmeasured)
+
+
+def test_a_recipe_whose_metric_is_nan_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"^train\.monitor: top1 of the recipe is NaN.*set another"):
+        searched(Trainings(recipe_of("train.epochs=9"), unmeasured=0.0), "16")
 
 
 def test_a_time_that_is_too_short_for_three_candidates_is_refused() -> None:

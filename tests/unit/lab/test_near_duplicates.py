@@ -1,6 +1,7 @@
 """Copies of images, re-saved and resized, within and across splits; different images are none."""
 
 import io
+import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,6 +92,21 @@ def test_flat_images_are_compared_by_content_alone() -> None:
     blank = [(save(Image.new("RGB", (64, 64), (value, value, value)), "PNG"), 0) for value in range(0, 200, 5)]
     found = scan([*blank, blank[3]])
     assert found.flat == len(blank) + 1 and [each.images for each in found.groups] == [2]
+
+
+def test_unreadable_images_are_listed_in_order_whichever_thread_is_first() -> None:
+    third = threading.Event()
+
+    class Source(Files):
+        def read(self, index):
+            if index == 2:
+                third.set()
+            assert index or third.wait(30)  # the first image is read after the second
+            return super().read(index)
+
+    data = replace(datasets([]), train=Source(INFO, [(b"no image", 0)] * 3))
+    found = find_near_duplicates(data, most=9, threads=2)
+    assert [each.name for each in found.bad] == ["train/0.jpg", "train/1.jpg", "train/2.jpg"]
 
 
 def test_an_unreadable_image_is_listed_and_a_large_dataset_is_sampled_the_same_way() -> None:

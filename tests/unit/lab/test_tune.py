@@ -374,6 +374,18 @@ def test_another_optimizer_is_tuned_with_the_fields_that_it_needs(tmp_path: Path
     assert dict(found.patch.assignments) == {"optim.name": "torch.optim:Adagrad", "optim.lr": 0.01}
 
 
+def test_a_section_and_a_field_in_it_exclude_each_other(tmp_path: Path) -> None:
+    def speed(recipe: Recipe) -> float:
+        by_optimizer = {"adam": 150.0, "lamb": 140.0}.get(recipe.optim.name, 100.0)
+        return by_optimizer * (1.2 if recipe.train.precision == "bf16" else 1.0)
+
+    words = ("optim={name: adam}", "optim.name=lamb", "train.precision=bf16")
+    found = tuned(Machine(MEASURED, tmp_path, speed), by_hand(*words))
+    assert dict(found.patch.assignments) == {"optim.name": "adam", "train.precision": "bf16"}
+    lamb = next(tried for tried in found.tried if tried.name == "optim.name=lamb")
+    assert lamb.status == "lost" and lamb.why.endswith('less than optim={"name": "adam"}')
+
+
 def test_a_batch_by_hand_has_its_learning_rate_follow() -> None:
     space = build_search_space(["data.batch_size=64,256"], MEASURED, allow_batch=True)
     result = Machine(MEASURED, Path("unused"), product)._result(MEASURED)

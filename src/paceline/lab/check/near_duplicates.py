@@ -133,23 +133,24 @@ def _scan(
         np.zeros((count, _SIDE, _SIDE), np.uint8), np.zeros((count, 2), np.uint64), np.full(count, -1, np.int64), []
     )
 
-    def read(at: int) -> None:
+    def read(at: int) -> BadImage | None:
         source, _, index = _locate(datasets, int(numbers[at]))
         try:
             content, label = source.read(index)
             found.small[at] = _shrink(content, source.info.pixel_format, source.name_of(index))
         except DataError as error:
-            found.bad.append(BadImage.from_error(index, source.name_of(index), error))
-            return
+            return BadImage.from_error(index, source.name_of(index), error)
         pixels = content if isinstance(content, bytes) else np.ascontiguousarray(content).data
         digest = hashlib.blake2b(pixels, digest_size=16)
         found.digests[at] = np.frombuffer(digest.digest(), np.uint64)
         found.labels[at] = label
+        return None
 
     with ThreadPoolExecutor(threads, thread_name_prefix="check") as pool:
         for start in range(0, count, _CHUNK):
             end = min(start + _CHUNK, count)
-            list(pool.map(read, range(start, end)))
+            # In the order of the images, whichever thread is first.
+            found.bad.extend(bad for bad in pool.map(read, range(start, end)) if bad is not None)
             progress(end, count)
     return found
 
