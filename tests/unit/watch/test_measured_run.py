@@ -93,7 +93,9 @@ raise SystemExit(1)
     assert measure(tmp_path, script).failure.endswith("exit code 1: [rank1]: ValueError: no images")
 
 
-def test_a_command_that_has_ended_by_itself_with_enough_steps_counts(tmp_path):
+def test_a_command_that_has_ended_by_itself_with_enough_steps_counts(tmp_path, monkeypatch):
+    # Otherwise the records may be seen, and the command ended, while its interpreter shuts down.
+    monkeypatch.setattr("paceline.watch.measured_run._POLL_S", 20.0)
     run = measure(tmp_path, "write_records(0, 1, 6, lambda n: float('nan'))")
     assert (run.failure, run.exit_code) == ("", 0)
     assert all(loss != loss for loss in run.losses.values())
