@@ -12,6 +12,7 @@ from paceline.cli.options import ReportOptions
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.files import write_output
 from paceline.core.run_dir import RunDir, write_atomic
+from paceline.core.watch_result import is_watch_dir
 from paceline.data.files import printable
 from paceline.report.read_run import is_experiment_dir
 from paceline.report.write import render_report, write_report
@@ -59,6 +60,11 @@ def follow_report(options: ReportOptions, rundir: RunDir) -> int:
         raise RecipeError(f"--follow: serves the page and writes no file (leave {given} out)")
     if is_experiment_dir(rundir.path):
         raise RecipeError(f"--follow: {rundir.path} is an experiment, and only runs are followed (name one in trials/)")
+    if is_watch_dir(rundir.path):
+        raise RecipeError(
+            f"--follow: {rundir.path} is a watched script, and only runs are followed (leave --follow out once it has "
+            "ended)"
+        )
     try:
         server = ReportServer(LiveReport(rundir, time.monotonic), options.port or 0)
     except OSError as error:

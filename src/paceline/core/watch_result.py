@@ -50,7 +50,8 @@ class WatchResult(ResultModel):
     """Where the time of a training script went; a result without steps has `steps` 0 and `notes` that say why.
 
     Times are those of rank 0 in seconds. `step_s` is the mean of the `measured_steps`, without pauses, that follow
-    `warmup_steps`; `step_spread` has its 10th and 90th percentile. `stages` are sums over the measured steps.
+    `warmup_steps`, of more than 20,000 steps only the last; `step_spread` has its 10th and 90th percentile. `stages`
+    are sums over the measured steps.
     `attributed` is the share of the measured steps in stages other than `other`. `wall_s` is the whole process:
     `start_up_s`, `steps_s` (all steps, without pauses), `pauses` by name, and a rest. `num_pauses` counts them.
     `setup` has the versions, environment, hardware, code and settings of rank 0 as text by dotted name. `first_losses`

@@ -54,11 +54,12 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at the step of `state`. Raise `CheckpointError` for another identity and for an invalid step."""
-        for name, value in self._identity.items():
-            if state.get(name) != value:
+        for name in dict.fromkeys((*self._identity, *state)):
+            saved, value = state.get(name), self._identity.get(name)
+            if name != "step" and saved != value:
                 raise CheckpointError(
-                    f"loader: the state has {name} {state.get(name)}, but this loader {value} (use the recipe or the "
-                    f"arguments that it was saved with)"
+                    f"loader: the state has {name} {saved}, but this loader {value} (use the recipe or the arguments "
+                    f"that it was saved with)"
                 )
         step = state.get("step")
         if not isinstance(step, int) or step < 0:

@@ -98,6 +98,8 @@ class ExactSampler(TorchSampler[list[int]]):
         identity: dict[str, int | str] = {"seed": self._seed, "batch_size": self._batch_size}
         identity |= {"dataset_size": self._size, "num_samples": epoch_samples, "digest": self._sampler.digest}
         identity["shuffle"] = shuffle
+        if not replacement:
+            identity["replacement"] = False
         self._position = Position(epoch_samples // self._batch_size, identity)
         self.resume(start_step)
 
@@ -156,7 +158,7 @@ class ExactSampler(TorchSampler[list[int]]):
         """Resume after the last batch of `state`, with any number of ranks.
 
         Raise `CheckpointError` for an invalid state, and for one of another seed, batch size, dataset size, number of
-        samples per epoch, or weights.
+        samples per epoch, weights or `replacement`.
         """
         self._position.load_state_dict(state)
 
@@ -340,10 +342,11 @@ def _build_weighted(weights: ArrayLike, size: int, replacement: bool, samples: i
     if replacement:
         return WeightedSampler(values, samples)
     num_drawn = int(np.count_nonzero(values))
-    if samples is None or samples > num_drawn:
+    samples = size if samples is None else samples
+    if samples > num_drawn:
         raise RecipeError(
-            f"num_samples: {samples} is no number of different samples per epoch (give at most {num_drawn}, the number "
-            f"of weights above 0, or replacement=True)"
+            f"num_samples: {samples} different samples per epoch are too many (give at most {num_drawn}, the number of "
+            f"weights above 0, or replacement=True)"
         )
     return DistinctWeightedSampler(values, samples)
 

@@ -272,15 +272,16 @@ def _line_styles(lines: Sequence[ChartLine]) -> tuple[list[str], list[str]]:
         fits = all(_fits_label(line.name) for line in lines)
         labels = [_end_label(line.name, "" if fits else line.label) if len(lines) > 1 else "" for line in lines]
         return [f"line-{index}" for index in range(len(lines))], labels
-    groups = list(dict.fromkeys(line.group for line in lines))
-    first = {line.group: index for index, line in reversed(list(enumerate(lines)))}
+    group_of = _group_names(lines)
+    groups = list(dict.fromkeys(group_of))
+    first = {group: index for index, group in reversed(list(enumerate(group_of)))}
     many = "line-group" if any(line.is_dashed for line in lines) else "line-many"
     fits = all(map(_fits_label, groups))
     labels = [
-        _end_label(line.group, "" if fits else line.label) if first[line.group] == index and len(groups) > 1 else ""
-        for index, line in enumerate(lines)
+        _end_label(group, "" if fits else line.label) if first[group] == index and len(groups) > 1 else ""
+        for index, (group, line) in enumerate(zip(group_of, lines, strict=True))
     ]
-    styles = [f"{many} line-{groups.index(line.group) % NUM_LINE_STYLES}" for line in lines]
+    styles = [f"{many} line-{groups.index(group) % NUM_LINE_STYLES}" for group in group_of]
     return [
         f"{style} line-dashed" if line.is_dashed else style for style, line in zip(styles, lines, strict=True)
     ], labels
@@ -290,14 +291,18 @@ def _is_grouped(lines: Sequence[ChartLine]) -> bool:
     return len(lines) > NUM_LINE_STYLES or any(line.is_dashed for line in lines)
 
 
+def _group_names(lines: Sequence[ChartLine]) -> list[str]:
+    """Return the group of each line; of a few lines, one without a group is a group of its own."""
+    return [line.group or (line.name if len(lines) <= NUM_LINE_STYLES else "") for line in lines]
+
+
 def _build_legend(lines: Sequence[ChartLine], styles: Sequence[str]) -> tuple[tuple[str, str], ...]:
     # No legend if all names fit at the ends of their lines.
     if len(lines) == 1:
         return ()
     has_groups = _is_grouped(lines)
-    named = {
-        line.group if has_groups else line.name: style for line, style in reversed([*zip(lines, styles, strict=True)])
-    }
+    names = _group_names(lines) if has_groups else [line.name for line in lines]
+    named = dict(reversed([*zip(names, styles, strict=True)]))
     if all(_fits_label(name) for name in named) or (has_groups and len(named) == 1):
         return ()
     return tuple((style, clean_text(name)) for name, style in reversed(named.items()))

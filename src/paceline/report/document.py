@@ -96,7 +96,7 @@ class ChartLine:
     """A line of a chart; `bounds` holds intervals (low, high) by point.
 
     `label` replaces a name too long for the line's end. Lines of one `group` share a style and one label if the
-    chart has too many lines or any `is_dashed` line.
+    chart has too many lines or any `is_dashed` line. Of a few lines, one without a group is a group of its own.
     """
 
     name: str

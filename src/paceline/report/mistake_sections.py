@@ -192,7 +192,7 @@ def _calibration_blocks(run: RunData) -> list[Block]:
     ece = sum(abs(each.correct - each.confidence * each.images) for each in filled) / total
     over = sum(each.confidence * each.images - each.correct for each in filled) / total
     lines = [
-        ChartLine("perfect calibration", [(0, 0), (100, 100)], is_dashed=True),
+        ChartLine("perfect calibration", [(0, 0), (100, 100)], label="perfect", is_dashed=True),
         ChartLine("accuracy", [(100 * each.confidence, 100 * each.accuracy) for each in filled], has_markers=True),
     ]
     kind = "over-confident" if over > 0 else "under-confident"

@@ -142,6 +142,8 @@ def _explain_no_telemetry(run: RunData) -> str:
     every = run.settings.get("measure.telemetry", "")
     if every == "off":
         return "The machine was not recorded: measure.telemetry is off."
+    if run.result is None:  # it may be training, or have been killed
+        return f"There is no sample of the machine yet ({every})."
     why = _recorded_reason(run) or f"the run ended before the first sample ({every})"
     return f"The machine was not recorded: {why}."
 

@@ -64,7 +64,9 @@ def _of_watched(path: Path, result: WatchResult) -> Side:
         if result.num_pauses.get(name)
     }
     first = dict(enumerate(result.first_losses, 1))
-    after = [each.step_s for each in result.curve if each.step > result.warmup_steps]
+    # A point is a mean over the steps since the one before it: none of them may belong to the warm-up.
+    before = [0, *(each.step for each in result.curve)]
+    after = [each.step_s for last, each in zip(before, result.curve, strict=False) if last >= result.warmup_steps]
     return Side(
         path=path,
         kind="watched script",

@@ -8,16 +8,19 @@ end nor a whole last line. Lines that are not records are counted and skipped.
 
 import json
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
 from paceline.core.files import open_to_read
 
 MAX_STEPS: Final = 20_000
-"""Number of steps, and of pauses, kept per process: the last ones. Longer runs count the others in their totals."""
+"""Number of steps, pauses and losses kept per process: the last ones. Totals count the others of a longer run too."""
+NUM_FIRST_LOSSES: Final = 32
+"""Number of losses kept from the first steps of a run, however long it is."""
 _MAX_BYTES: Final = 64 << 20
 """Bytes read from a file at once."""
 _MAX_NOTES: Final = 50
@@ -29,7 +32,10 @@ _MAX_VALUE: Final = 1000
 
 @dataclass(frozen=True)
 class StepRecord:
-    """An optimizer step: `stages` are exclusive host seconds, `device_stages` those of the device, {} without a GPU."""
+    """An optimizer step: `stages` are exclusive host seconds, `device_stages` those of the device, {} without a GPU.
+
+    `paused_s` are seconds of pauses inside.
+    """
 
     n: int
     start_s: float
@@ -38,6 +44,12 @@ class StepRecord:
     device_stages: Mapping[str, float]
     samples: int | None = None
     memory: int | None = None
+    paused_s: float = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds without pauses."""
+        return max(self.end_s - self.start_s - self.paused_s, 0.0)
 
 
 @dataclass(frozen=True)
@@ -67,11 +79,13 @@ class ProcessHeader:
 
 @dataclass(frozen=True)
 class ProcessRecords:
-    """All records of a training process; `num_steps` and `trained_s` count the steps that are no longer kept too.
+    """All records of a training process. Of a long run, only the last `steps` and `pauses` are kept.
 
-    `ended_s` is the time of the last record, and `has_ended` says that the process ended by itself. `losses` are by
-    step, {} unless they were requested. `setup` has settings by dotted name (`watch.setup`). `patches` say why each
-    requested one was not applied, "" if it was.
+    `num_steps`, `steps_s` (their seconds without pauses), `pause_s` and `num_pauses` (by name) count all of them.
+    `trained_from_s` is the start of the first step, `ended_s` the time of the last record, and `has_ended` says that
+    the process ended by itself. `losses` are by step, the first and the last of a long run, {} unless they were
+    requested. `setup` has settings by dotted name (`watch.setup`). `patches` say why each requested one was not
+    applied, "" if it was.
     """
 
     process: ProcessHeader
@@ -79,6 +93,10 @@ class ProcessRecords:
     pauses: tuple[PauseRecord, ...]
     notes: tuple[str, ...]
     num_steps: int
+    steps_s: float
+    pause_s: Mapping[str, float]
+    num_pauses: Mapping[str, int]
+    trained_from_s: float
     ended_s: float
     has_ended: bool
     num_damaged: int = 0
@@ -88,16 +106,20 @@ class ProcessRecords:
 
 
 class RecordReader:
-    """Read the record files of a folder; each `update` reads what was appended since."""
+    """Read the record files of a folder; each `update` reads what was appended since.
 
-    def __init__(self, folder: Path) -> None:
+    Of each process, the last `max_steps` steps, pauses and losses are kept.
+    """
+
+    def __init__(self, folder: Path, max_steps: int = MAX_STEPS) -> None:
         self._folder = folder
+        self._max_steps = max_steps
         self._files: dict[Path, _RecordFile] = {}
 
     def update(self) -> None:
         """Read new files and new lines."""
         for path in sorted(self._folder.glob("*.jsonl")):
-            self._files.setdefault(path, _RecordFile(path)).update()
+            self._files.setdefault(path, _RecordFile(path, self._max_steps)).update()
 
     def processes(self) -> list[ProcessRecords]:
         """Return the records of all processes that took a step, by host and process id."""
@@ -112,20 +134,31 @@ class RecordReader:
 @dataclass
 class _RecordFile:
     path: Path
+    max_steps: int
     position: int = 0
     rest: bytes = b""  # of a line without its end
     process: ProcessHeader | None = None
-    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
+    steps: deque[StepRecord] = field(init=False)
+    pauses: deque[PauseRecord] = field(init=False)
+    losses: deque[tuple[int, float]] = field(init=False)
+    first_losses: dict[int, float] = field(default_factory=dict)
     device: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
     setup: dict[str, str] = field(default_factory=dict)
     patches: dict[str, str] = field(default_factory=dict)
-    pauses: deque[PauseRecord] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     notes: dict[str, None] = field(default_factory=dict)  # an ordered set
     num_steps: int = 0
+    steps_s: float = 0.0
+    pause_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    num_pauses: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    trained_from_s: float = math.nan
     last_s: float = -math.inf
     has_ended: bool = False
     num_damaged: int = 0
+
+    def __post_init__(self) -> None:
+        self.steps = deque(maxlen=self.max_steps)
+        self.pauses = deque(maxlen=self.max_steps)
+        self.losses = deque(maxlen=self.max_steps)
 
     def update(self) -> None:
         while lines := self._read_lines():
@@ -152,18 +185,23 @@ class _RecordFile:
                 self.process = _parse_process(record)
                 self.last_s = max(self.last_s, self.process.started_s)
             case "step":
-                step = _parse_step(record)
+                step = self._with_pauses(_parse_step(record))
+                if not self.num_steps:
+                    self.trained_from_s = step.start_s
                 self.steps.append(step)
                 self.num_steps += 1
+                self.steps_s += step.step_s
                 self.last_s = max(self.last_s, step.end_s)
             case "device":
                 self.device[int(record["n"])] = _parse_seconds(record["stages"])
-                if len(self.device) > 2 * MAX_STEPS:
+                if len(self.device) > 2 * self.max_steps:
                     oldest = self.steps[0].n if self.steps else 0
                     self.device = {n: stages for n, stages in self.device.items() if n >= oldest}
             case "loss":
-                if len(self.losses) < MAX_STEPS:
-                    self.losses[int(record["n"])] = float(record["loss"])
+                n, loss = int(record["n"]), float(record["loss"])
+                self.losses.append((n, loss))
+                if len(self.first_losses) < NUM_FIRST_LOSSES:
+                    self.first_losses[n] = loss
             case "setup":
                 self.setup = _parse_setup(record["values"])
             case "patches":
@@ -171,6 +209,8 @@ class _RecordFile:
             case "pause":
                 pause = PauseRecord(_parse_name(record["name"]), _finite(record["start_s"]), _finite(record["end_s"]))
                 self.pauses.append(pause)
+                self.pause_s[pause.name] += pause.end_s - pause.start_s
+                self.num_pauses[pause.name] += 1
                 self.last_s = max(self.last_s, pause.end_s)
             case "note":
                 if len(self.notes) < _MAX_NOTES:
@@ -179,6 +219,12 @@ class _RecordFile:
                 self.last_s = max(self.last_s, _finite(record["end_s"]))
                 self.has_ended = True
             # A newer observer may write other kinds.
+
+    def _with_pauses(self, step: StepRecord) -> StepRecord:
+        # The observer writes the pauses inside of a step just before it.
+        inside = takewhile(lambda each: each.end_s > step.start_s, reversed(self.pauses))
+        paused_s = math.fsum(max(0.0, min(each.end_s, step.end_s) - max(each.start_s, step.start_s)) for each in inside)
+        return replace(step, paused_s=paused_s) if paused_s else step
 
     def records(self) -> ProcessRecords | None:
         if self.process is None or not self.num_steps:
@@ -189,10 +235,14 @@ class _RecordFile:
             tuple(self.pauses),
             tuple(self.notes),
             self.num_steps,
+            self.steps_s,
+            dict(self.pause_s),
+            dict(self.num_pauses),
+            self.trained_from_s,
             self.last_s,
             self.has_ended,
             self.num_damaged,
-            dict(self.losses),
+            {**self.first_losses, **dict(self.losses)},
             self.setup,
             self.patches,
         )
@@ -200,10 +250,7 @@ class _RecordFile:
     def _steps_with_device_times(self) -> Iterator[StepRecord]:
         for step in self.steps:
             later = self.device.get(step.n)
-            if later is None:
-                yield step
-            else:
-                yield StepRecord(step.n, step.start_s, step.end_s, step.stages, later, step.samples, step.memory)
+            yield step if later is None else replace(step, device_stages=later)
 
 
 def _parse_process(record: dict[str, Any]) -> ProcessHeader:

@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, takewhile, zip_longest
+from itertools import zip_longest
 from math import fsum
 from statistics import fmean, quantiles
-from typing import Final
+from typing import Final, TypeVar
 
 from paceline import __version__
 from paceline.core.results import CommunicationResult, CpuResult, RankResult, StageResult, StragglerResult
@@ -25,7 +25,7 @@ from paceline.measure.bottleneck import (
 from paceline.measure.clock import ClockSummary, StageTotal
 from paceline.measure.straggler import RankTimes, communication_result, find_straggler
 from paceline.watch.advice import advise, advise_straggler
-from paceline.watch.records import MAX_STEPS, ProcessRecords
+from paceline.watch.records import NUM_FIRST_LOSSES, ProcessRecords
 
 WARMUP_STEPS: Final = 10
 """First steps that are left out: they allocate memory, tune kernels and compile."""
@@ -35,7 +35,8 @@ _MAX_UNKNOWN_SHARE: Final = 0.5
 _MAX_POINTS: Final = 300
 _MAX_TIMELINES: Final = 64
 _MAX_PAUSES: Final = 200
-_NUM_LOSSES: Final = 32
+_NUM_LAST_LOSSES: Final = 32
+NumberT = TypeVar("NumberT", int, float)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,6 @@ def summarize(
     communication = _communication(steps, len(ranks))
     notes += [*_collect_notes(ranks), *stray_notes]
     bottleneck = _find_bottleneck(clock, straggler, communication, cpu, ranks, has_gpu=has_gpu, warmup=warmup)
-    start_up_s = fsum(each.end_s - each.start_s for each in first.pauses if each.name == START_UP)
     losses = tuple(loss for _, loss in sorted(first.losses.items()))
     samples = _mean_samples(first)
     return WatchResult(
@@ -106,10 +106,10 @@ def summarize(
         stages={name: StageResult(**asdict(total)) for name, total in clock.stages.items()},
         attributed=_attributed(clock),
         wall_s=first.ended_s - first.process.started_s,
-        start_up_s=start_up_s,
-        steps_s=fsum(each.step_s for each in measured_steps(first, 0)),
+        start_up_s=first.pause_s.get(START_UP, 0.0),
+        steps_s=first.steps_s,
         pauses=clock.pauses,
-        num_pauses=_count_pauses(first),
+        num_pauses=_without_start_up(first.num_pauses),
         verdict=bottleneck.to_dict(),
         communication=communication,
         straggler=straggler,
@@ -118,8 +118,8 @@ def summarize(
         timeline=tuple(_timeline(each) for each in ranks[:_MAX_TIMELINES]),
         curve=tuple(_curve(list(measured_steps(first, 0)))),
         setup=dict(first.setup),
-        first_losses=losses[:_NUM_LOSSES],
-        last_losses=losses[-_NUM_LOSSES:],
+        first_losses=losses[:NUM_FIRST_LOSSES],
+        last_losses=losses[-_NUM_LAST_LOSSES:],
         cpu=cpu,
     )
 
@@ -158,32 +158,24 @@ def choose_ranks(processes: Sequence[ProcessRecords]) -> tuple[list[ProcessRecor
 def measured_steps(records: ProcessRecords, warmup: int) -> Iterator[WatchedStep]:
     """Yield the steps of a process after its first `warmup`, without the pauses inside of them."""
     num_dropped = records.num_steps - len(records.steps)
-    pauses = sorted(records.pauses, key=lambda each: each.start_s)
-    place = 0
     for step in records.steps[max(0, warmup - num_dropped) :]:
-        while place < len(pauses) and pauses[place].end_s <= step.start_s:
-            place += 1
-        inside = takewhile(lambda each: each.start_s < step.end_s, islice(pauses, place, None))  # noqa: B023 - at once
-        paused_s = fsum(max(0.0, min(each.end_s, step.end_s) - max(each.start_s, step.start_s)) for each in inside)
         yield WatchedStep(
             n=step.n,
-            step_s=max(step.end_s - step.start_s - paused_s, 0.0),
+            step_s=step.step_s,
             host=step.stages,
             device=step.device_stages or step.stages,
             samples=step.samples,
-            has_pause=paused_s > 0,
+            has_pause=step.paused_s > 0,
         )
 
 
 def build_clock_summary(records: ProcessRecords, steps: Sequence[WatchedStep]) -> ClockSummary:
-    """Return totals of the measured `steps` of a process, as the clock of `paceline train` has them."""
+    """Return totals of the measured `steps` of a process, as the clock of `paceline train` has them.
+
+    Other steps are warm-up: the first of a long run too, which are no longer kept.
+    """
     wall_s = fsum(each.step_s for each in steps)
     host, device = _sum_stages([each.host for each in steps]), _sum_stages([each.device for each in steps])
-    pauses: dict[str, float] = defaultdict(float)
-    for each in records.pauses:
-        if each.name != START_UP:  # before training, as in the clock of a run
-            pauses[each.name] += each.end_s - each.start_s
-    warmup_s = fsum(each.step_s for each in measured_steps(records, 0)) - wall_s
     return ClockSummary(
         n=len(steps),
         images=sum(each.samples or 0 for each in steps),
@@ -194,8 +186,8 @@ def build_clock_summary(records: ProcessRecords, steps: Sequence[WatchedStep]) -
             )
             for name in _in_order({**host, **device})
         },
-        warmup_s=max(0.0, warmup_s),
-        pauses=dict(pauses),
+        warmup_s=max(0.0, records.steps_s - wall_s),
+        pauses=_without_start_up(records.pause_s),
         unfinished_s=0.0,
         step_s=tuple(each.step_s for each in steps),
     )
@@ -357,11 +349,9 @@ def _spread(step_s: Sequence[float]) -> tuple[float, float]:
     return tenths[0], tenths[-1]
 
 
-def _count_pauses(records: ProcessRecords) -> dict[str, int]:
-    counts: dict[str, int] = defaultdict(int)
-    for each in records.pauses:
-        counts[each.name] += each.name != START_UP
-    return {name: number for name, number in counts.items() if number}
+def _without_start_up(pauses: Mapping[str, NumberT]) -> dict[str, NumberT]:
+    """Return the pauses in training, as the clock of a run has them."""
+    return {name: value for name, value in pauses.items() if name != START_UP}
 
 
 def _collect_notes(ranks: Sequence[ProcessRecords]) -> list[str]:
@@ -382,8 +372,11 @@ def _collect_notes(ranks: Sequence[ProcessRecords]) -> list[str]:
     damaged = sum(each.num_damaged for each in ranks)
     if damaged:
         notes.append(f"{count(damaged, 'line')} of the records could not be read.")
-    if any(each.num_steps > len(each.steps) for each in ranks):
-        notes.append(f"Only the last {MAX_STEPS:,} steps of each rank are summed up.")
+    kept = max((len(each.steps) for each in ranks if each.num_steps > len(each.steps)), default=0)
+    if kept:
+        notes.append(
+            f"Step times and stages are those of the last {kept:,} steps of each rank. Pauses count all steps."
+        )
     return notes
 
 
@@ -394,7 +387,7 @@ def _timeline(records: ProcessRecords) -> RankTimeline:
         rank=process.rank,
         host=process.host,
         started_s=process.started_s + process.offset_s,
-        trained_from_s=records.steps[0].start_s + process.offset_s,
+        trained_from_s=records.trained_from_s + process.offset_s,
         ended_s=records.ended_s + process.offset_s,
         is_killed=not records.has_ended,
         pauses=tuple(

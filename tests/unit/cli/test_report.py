@@ -55,6 +55,12 @@ def test_out_names_the_file(run, tmp_path, capsys, kind):
     assert not (run / "report.html").exists()
 
 
+def test_a_watched_script_is_not_followed(tmp_path):
+    (tmp_path / "watch").mkdir()
+    with pytest.raises(RecipeError, match=r"^--follow: .* is a watched script.*\(leave --follow out"):
+        report(ReportOptions(run=tmp_path, follow=True))
+
+
 def test_markdown_and_json_cannot_both_be_on_stdout(run):
     with pytest.raises(RecipeError, match=r"^--json: Markdown goes to stdout too \(add --out PATH"):
         report(ReportOptions(run=run, format="md", as_json=True))

@@ -206,7 +206,7 @@ def test_every_sample_is_evaluated_once_and_ranks_have_as_many_batches(size: int
         ({"weights": ["a"] * SIZE}, r"weights: <U1 is not a number"),
         ({"weights": [[1.0], [1.0, 2.0]]}, r"weights: has shape .*\[101\]"),
         ({"sampler": SequentialSampler(range(SIZE))}, r"sampler: SequentialSampler .*paceline.data.sampler"),
-        ({"weights": WEIGHTS, "replacement": False}, r"num_samples: None .*at most 100"),
+        ({"weights": WEIGHTS, "replacement": False}, r"num_samples: 101 .*at most 100"),
         ({"weights": WEIGHTS, "replacement": False, "num_samples": 101}, r"num_samples: 101 .*at most 100"),
         ({"weights": WEIGHTS, "labels": LABELS}, r"labels: has no effect with weights"),
         ({"labels": WEIGHTS}, r"labels: float64 .*whole numbers"),
@@ -235,6 +235,19 @@ def test_a_state_of_another_number_of_samples_per_epoch_is_refused() -> None:
     state = ExactSampler(SIZE, BATCH, weights=WEIGHTS).state_dict()
     with pytest.raises(CheckpointError, match=r"num_samples 101, but this loader 50"):
         ExactSampler(SIZE, BATCH, weights=WEIGHTS, num_samples=50).load_state_dict(state)
+
+
+def test_a_state_of_draws_with_and_without_replacement_differ() -> None:
+    samplers = [ExactSampler(SIZE, BATCH, weights=WEIGHTS, num_samples=50, replacement=each) for each in (True, False)]
+    for one, other in (samplers, reversed(samplers)):
+        one.load_state_dict(one.state_dict())
+        with pytest.raises(CheckpointError, match=r"replacement (False|None)"):
+            one.load_state_dict(other.state_dict())
+
+
+def test_without_replacement_an_epoch_has_every_sample_by_default() -> None:
+    sampler = ExactSampler(SIZE, 1, weights=WEIGHTS + 1, replacement=False)
+    assert sorted(chain(*sampler)) == list(range(SIZE))
 
 
 def test_importing_the_sampler_loads_neither_models_nor_transforms() -> None:

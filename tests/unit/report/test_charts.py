@@ -1,6 +1,7 @@
 """Axes, charts and confusion matrices as geometry: everything stands inside its drawing and where it belongs."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -195,6 +196,17 @@ def test_dashed_lines_have_the_colour_of_their_group():
     ]  # fmt: skip
     assert [curve.label and curve.label.text for curve in found.curves] == ["1", None, "2", None]
     assert [name for _, name in found.legend] == ["1: batch 128 and on", "2: b"]
+
+
+def test_a_dashed_line_without_a_group_has_its_own_colour_and_name():
+    measured, further = ChartLine("measured", [(0, 1), (1, 2)]), ChartLine("further", [(1, 2), (2, 3)], is_dashed=True)
+    found = layout_chart(chart(measured, further))
+    assert [curve.style for curve in found.curves] == ["line-group line-0", "line-group line-1 line-dashed"]
+    assert [curve.label.text for curve in found.curves] == ["measured", "further"]
+    assert found.legend == ()
+    long = layout_chart(chart(measured, replace(further, name="extrapolated by a power law", label="law")))
+    assert [curve.label.text for curve in long.curves] == ["measured", "law"]
+    assert [name for _, name in long.legend] == ["measured", "extrapolated by a power law"]
 
 
 def matrix(num):

@@ -183,6 +183,13 @@ def test_missing_telemetry_has_its_reason(rundir, every, note):
     assert note in write_report(rundir).read_text()
 
 
+def test_a_run_that_trains_has_not_ended_before_its_first_sample(rundir):
+    rundir.telemetry(0).unlink()
+    (rundir.path / "result.json").unlink()
+    page = write_report(rundir).read_text()
+    assert "no sample of the machine yet (3s)" in page and "the run ended" not in page
+
+
 PSUTIL = "psutil is not installed (pip install 'paceline[telemetry]')"
 NVML = "nvidia-ml-py is not installed (pip install 'paceline[telemetry]')"
 

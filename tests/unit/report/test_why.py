@@ -6,6 +6,7 @@ import pytest
 
 from paceline.core.errors import RecipeError
 from paceline.core.results import EvalResult
+from paceline.core.watch_result import StepPoint, WatchResult
 from paceline.report.render import render_html
 from paceline.report.why_causes import MIN_SCORE, find_effect, find_score
 from paceline.report.why_compare import compare_sides
@@ -210,6 +211,25 @@ def test_folders_for_results_are_not_put_back(name):
 @pytest.mark.parametrize("name", ["--data-dir", "--train-dir", "--val-dir", "--model", "--model-name"])
 def test_other_folders_and_names_are(name):
     assert find_effect(f"argv.{name}").speed >= MIN_SCORE
+
+
+@pytest.mark.parametrize(("per_point", "blocks"), [(1, 90), (10, 9), (11, 9)])
+def test_blocks_of_a_watched_script_have_no_step_of_the_warm_up(tmp_path, per_point, blocks):
+    """Its first step takes 100 s, and a point of the curve is a mean over some steps."""
+    step_s = [100.0, *[0.1] * 99]
+    parts = [step_s[begin : begin + per_point] for begin in range(0, 100, per_point)]
+    ends = [min(per_point * (place + 1), 100) for place in range(len(parts))]
+    curve = [
+        StepPoint(step=end, step_s=sum(each) / len(each), data_wait_s=0, exposed_s=0)
+        for end, each in zip(ends, parts, strict=True)
+    ]
+    result = WatchResult(
+        paceline="1", command=("sh",), exit_code=0, verdict={}, steps=100, warmup_steps=10, measured_steps=90,
+        step_s=0.1, curve=tuple(curve),
+    )  # fmt: skip
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "result.json").write_text(result.model_dump_json())
+    assert read_side(tmp_path).blocks == pytest.approx([0.1] * blocks)
 
 
 def test_losses_of_a_run_count_only_if_every_step_was_logged(runs, tmp_path):

@@ -18,11 +18,11 @@ def write_records(rank, world_size, num_steps, losses=lambda n: 1 / n):
     file = Path(os.environ["PACELINE_WATCH_DIR"], f"host-{rank}.jsonl").open("a")
     clock = {"started_s": 0.0, "unix_s": 1e9, "clock_s": 0.0}
     lines = [{"kind": "process", "pid": rank, "host": "host", "rank": rank, "world_size": world_size, **clock}]
+    lines.append({"kind": "pause", "name": "epoch_boundary", "start_s": 3.0, "end_s": 3.25})
+    lines.append({"kind": "pause", "name": "evaluate", "start_s": 4.0, "end_s": 4.5})
     for n in range(1, num_steps + 1):
         lines.append({"kind": "step", "n": n, "start_s": n - 1, "end_s": n, "stages": {"forward": 1.0}})
         lines.append({"kind": "loss", "n": n, "loss": losses(n)})
-    lines.append({"kind": "pause", "name": "epoch_boundary", "start_s": 3.0, "end_s": 3.25})
-    lines.append({"kind": "pause", "name": "evaluate", "start_s": 4.0, "end_s": 4.5})
     file.write("".join(json.dumps(line) + chr(10) for line in lines))
     file.flush()
 """
@@ -93,7 +93,9 @@ raise SystemExit(1)
     assert measure(tmp_path, script).failure.endswith("exit code 1: [rank1]: ValueError: no images")
 
 
-def test_a_command_that_has_ended_by_itself_with_enough_steps_counts(tmp_path):
+def test_a_command_that_has_ended_by_itself_with_enough_steps_counts(tmp_path, monkeypatch):
+    # Otherwise the records may be seen, and the command ended, while its interpreter shuts down.
+    monkeypatch.setattr("paceline.watch.measured_run._POLL_S", 20.0)
     run = measure(tmp_path, "write_records(0, 1, 6, lambda n: float('nan'))")
     assert (run.failure, run.exit_code) == ("", 0)
     assert all(loss != loss for loss in run.losses.values())

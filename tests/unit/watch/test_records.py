@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.watch.records import MAX_STEPS, RecordReader
+from paceline.watch.records import NUM_FIRST_LOSSES, RecordReader
 
 from .written import end, header, pause, steps, write
 
@@ -97,7 +97,16 @@ def test_processes_without_steps_are_left_out(tmp_path):
     assert read(tmp_path / "missing") == []
 
 
-def test_of_a_long_run_the_last_steps_are_kept_and_all_are_counted(tmp_path):
-    write(tmp_path, header(), *steps(MAX_STEPS + 5))
-    (records,) = read(tmp_path)
-    assert (records.num_steps, len(records.steps), records.steps[0].n) == (MAX_STEPS + 5, MAX_STEPS, 5)
+def test_of_a_long_run_the_last_records_are_kept_and_all_are_counted(tmp_path):
+    number = 100
+    losses = [{"kind": "loss", "n": n, "loss": float(n)} for n in range(number)]
+    pauses = [pause("checkpoint", 200 + n, 200.5 + n) for n in range(number)]
+    write(tmp_path, header(), *steps(number), *losses, *pauses)
+    reader = RecordReader(tmp_path, max_steps=40)
+    reader.update()
+    (records,) = reader.processes()
+    assert (records.num_steps, len(records.steps), records.steps[0].n) == (number, 40, number - 40)
+    assert (records.trained_from_s, records.steps_s) == (110.0, pytest.approx(10))
+    assert (len(records.pauses), records.pauses[-1].start_s) == (40, 299)
+    assert (records.num_pauses, records.pause_s) == ({"checkpoint": number}, {"checkpoint": 50.0})
+    assert records.losses == {n: float(n) for n in (*range(NUM_FIRST_LOSSES), *range(number - 40, number))}

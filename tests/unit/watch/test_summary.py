@@ -6,7 +6,7 @@ from paceline.core.results import CpuResult
 from paceline.core.stages import display_name
 from paceline.measure.bottleneck import WAITING_SHARE
 from paceline.watch.live import LiveLine, describe_progress
-from paceline.watch.records import RecordReader
+from paceline.watch.records import MAX_STEPS, RecordReader
 from paceline.watch.summary import choose_ranks, summarize
 
 from .written import STEP_S, end, header, pause, steps, write
@@ -19,10 +19,10 @@ N = 110
 def summary_of(tmp_path):
     """Return a function from the records of each process to the result."""
 
-    def build(*processes, warmup=10, code=0, cpu=None):
+    def build(*processes, warmup=10, code=0, cpu=None, max_steps=MAX_STEPS):
         for number, records in enumerate(processes):
             write(tmp_path, *records, name=f"node-{number}.jsonl")
-        reader = RecordReader(tmp_path)
+        reader = RecordReader(tmp_path, max_steps)
         reader.update()
         return summarize(reader.processes(), COMMAND, code, warmup, cpu=cpu)
 
@@ -30,7 +30,7 @@ def summary_of(tmp_path):
 
 
 def alone(*records, framework="", **steps_of):
-    return [header(framework=framework), pause("start_up", 100, 110), *steps(N, **steps_of), *records, end(125.0)]
+    return [header(framework=framework), pause("start_up", 100, 110), *records, *steps(N, **steps_of), end(125.0)]
 
 
 def test_times_are_those_of_the_steps_after_the_warm_up(summary_of):
@@ -212,7 +212,8 @@ def test_ranks_are_compared_in_steps_in_which_none_paused(summary_of):
     """Rank 0 evaluates, and rank 1 waits for it: that is no straggler."""
     ranks = [[header(rank=rank, world_size=2), *steps(N, exposed_communication=0.1)] for rank in range(2)]
     ranks[1][21]["stages"]["exposed_communication"] += 50
-    ranks[0] += [pause("evaluate", ranks[0][21]["start_s"], ranks[0][21]["start_s"] + 0.05)]
+    start_s = ranks[0][21]["start_s"]
+    ranks[0].insert(21, pause("evaluate", start_s, start_s + 0.05))
     result = summary_of(*([*each, end(125.0)] for each in ranks))
     assert result.straggler.lost_s == pytest.approx(0)
 
@@ -263,6 +264,22 @@ def test_of_several_trainings_the_longest_is_summed_up(tmp_path):
     ranks, notes = choose_ranks(reader.processes())
     assert [(each.process.rank, each.num_steps) for each in ranks] == [(0, 80), (1, 80)]
     assert "2 trainings" in notes[0]
+
+
+def test_totals_of_a_long_run_count_the_steps_that_are_no_longer_kept(summary_of):
+    """Its pauses take 27 % of the run, but more time than the steps that are kept."""
+    losses = [{"kind": "loss", "n": n, "loss": 1 / (n + 1)} for n in range(N)]
+    records = alone(pause("evaluate", 110.02, 110.07), *losses, pause("checkpoint", 121, 125))
+    whole, long = summary_of(records), summary_of(records, max_steps=35)
+    assert (whole.measured_steps, long.measured_steps) == (N - 10, 35)
+    for name in (
+        "steps", "wall_s", "start_up_s", "steps_s", "pauses", "num_pauses", "timeline", "first_losses", "last_losses",
+    ):  # fmt: skip
+        assert getattr(long, name) == getattr(whole, name), name
+    assert long.last_losses == tuple(1 / n for n in range(N - 31, N + 1))
+    assert long.pauses == pytest.approx({"evaluate": 0.05, "checkpoint": 4})
+    assert long.verdict["bottleneck"] == whole.verdict["bottleneck"] == "compute-bound"
+    assert any("last 35 steps" in each for each in long.notes) and not whole.notes
 
 
 def test_a_long_training_has_a_short_curve(summary_of):

@@ -10,6 +10,7 @@ import pytest
 from paceline.core.csv_cells import from_cell
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.experiment_dir import ExperimentDir
+from paceline.core.experiments.results import LearnResult, LearnTrial
 from paceline.report.document import Table
 from paceline.report.experiment_tables import build_experiment_page, to_csv, to_markdown_table, write_tables
 
@@ -33,6 +34,21 @@ def test_numbers_of_the_csv_are_those_that_were_measured(made):
     assert float(row["stage_forward_s"]) == rung.stages["forward"]
     assert float(row["loss_gap"]) == rung.parity.gap.value and row["parity"] == "same"
     assert int(row["host_bytes"]) == rung.host_bytes
+
+
+def test_the_csv_of_a_search_has_each_value_once():
+    trial = LearnTrial(
+        name="a", patch=(), rung=1, share=1.0, seed=0, metric="top1", is_minimized=False, value=0.91234, error="",
+        run="", wall_s=1.0,
+    )  # fmt: skip
+    result = LearnResult(
+        recipe="digits", recipe_hash="0", ranks=1, metric="top1", is_minimized=False, seeds=1, budget="1", space=(),
+        trials=(trial,), best="a", best_patch=(), best_value=None, recipe_value=None, gain=None, sentence="",
+        recipe_file="", spent=1.0, wall_s=1.0, command=(), provenance={},
+    )  # fmt: skip
+    (row,) = records_of(result)
+    assert [name for name, text in row.items() if text.startswith("0.91")] == ["value"]
+    assert not any(text.startswith("91") for text in row.values())
 
 
 def test_ranks_gaps_and_losses_are_in_the_csv(made):
