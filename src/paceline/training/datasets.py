@@ -174,9 +174,7 @@ def _build_eval_recipe(recipe: Recipe, run_recipe: Recipe, trained: TrainedDatas
     """Return `recipe` for another dataset: no training images, any loader, the run's resizing."""
     data = recipe.data
     loader = "auto" if data.loader in ("native", "device") else data.loader
-    has_same_resize = (
-        not trained.are_one_size or has_one_size(test) or data.eval_resize != run_recipe.data.eval_resize
-    )
+    has_same_resize = not trained.are_one_size or has_one_size(test) or data.eval_resize != run_recipe.data.eval_resize
     resize = data.eval_resize if has_same_resize else "stretch"  # images of one size are never cropped
     return recipe.model_copy(
         update={
