@@ -210,11 +210,17 @@ class _VerifyWorkers:
         return bool(self._running)
 
     def collect(self) -> Iterator[VerifyProgress]:
+        before = self.progress.positions()
         ready = wait(list(self._running), timeout=self.timeout.seconds)
-        for pipe in ready or list(self._running):
+        now = self.progress.positions()
+        # A report comes after many images: only workers that are at the same image as before hang.
+        hanging = (
+            [] if ready else [pipe for pipe, (worker, _) in self._running.items() if now[worker] == before[worker]]
+        )
+        for pipe in ready or hanging:
             assert isinstance(pipe, Connection)
             worker, process = self._running[pipe]
-            if not ready:  # nothing within the timeout: every worker hangs
+            if not ready:
                 process.kill()
             try:
                 yield pipe.recv()

@@ -130,6 +130,12 @@ def test_an_image_that_hangs_its_worker_is_bad_and_the_rest_are_checked(act):
     ]
 
 
+def test_a_worker_that_is_slow_but_goes_on_is_not_ended():
+    """A report comes after 32 images, and these take longer than the timeout together."""
+    train = Made("t", 28, dict.fromkeys(range(28), lambda: time.sleep(0.1)) | {20: refuse})
+    assert found(train, Made("v", 0), workers=1, timeout=Duration(1, "s")) == [("train", 20, "t/20.ppm", "is bad")]
+
+
 def test_closing_early_ends_all_processes():
     progress = verify_images(Datasets(Made("t", 10_000), Made("v", 5)), 2, SOON)
     next(progress)
