@@ -179,10 +179,11 @@ def stage_data(options: DataStageOptions) -> int:
     if len(args) < 2 or "=" in args[1]:
         raise RecipeError("paceline data stage: needs SRC and WHERE (such as: paceline data stage ~/photos /dev/shm)")
     src, where, *overrides = args
-    section = read_source(src, overrides, trust_code=options.trust_code).source
+    request = read_source(src, overrides, trust_code=options.trust_code)
+    skip_bad = request.data.on_bad_image == "skip"
     with DataProgress("bytes") as progress:
-        copy = stage_permanently(section, expand_path(where), progress)
-    staged = build_staged_section(section, copy)
+        copy = stage_permanently(request.source, expand_path(where), progress, skip_bad=skip_bad)
+    staged = build_staged_section(request.source, copy, skip_bad=skip_bad)
     if options.as_json:
         values = {"folder": str(copy), "seconds": round(progress.elapsed_s, 3), "source": staged.model_dump()}
         print(json.dumps(values, indent=2))

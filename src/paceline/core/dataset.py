@@ -171,6 +171,11 @@ class ArraySource:
         return f"{self.info.name}/{self.info.split}[{index}]"
 
 
+def has_one_size(source: Source) -> bool:
+    """Return whether all images of `source` have the same size."""
+    return isinstance(source, ArraySource) or source.info.image_size is not None
+
+
 @dataclass(frozen=True)
 class Datasets:
     """The training and validation split of one dataset, with the same classes."""

@@ -167,7 +167,7 @@ def to_tensor(image: ImageOrTensor) -> Tensor:
     return image if isinstance(image, torch.Tensor) else F.pil_to_tensor(image)
 
 
-def build_train_resizer(data: Data) -> Resizer:
+def build_train_resizer(data: Data, *, are_one_size: bool) -> Resizer:
     """Build the resizer of training images: the first entry of `data.augment`, else as in evaluation."""
     mode = InterpolationMode(data.interpolation)
     match data.augment[0] if data.augment else None:
@@ -175,12 +175,12 @@ def build_train_resizer(data: Data) -> Resizer:
             return RandomCropResizer(scale, ratio, interpolation=mode)
         case ResizeSection():
             return StretchResizer(interpolation=mode)
-    return build_eval_resizer(data)
+    return build_eval_resizer(data, are_one_size=are_one_size)
 
 
-def build_eval_resizer(data: Data) -> Resizer:
-    """Build the resizer of evaluation images."""
+def build_eval_resizer(data: Data, *, are_one_size: bool) -> Resizer:
+    """Build the resizer of evaluation images. Images that `are_one_size` are resized whole."""
     mode = InterpolationMode(data.interpolation)
-    if data.eval_resize == "crop":
+    if data.eval_resize == "crop" and not are_one_size:
         return CenterCropResizer(data.eval_crop, interpolation=mode)
     return StretchResizer(interpolation=mode)

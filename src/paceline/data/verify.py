@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import Datasets, PixelArray, Sample, Source, Split
+from paceline.core.dataset import Datasets, PixelArray, Sample, Source, Split, TargetTable
 from paceline.core.errors import DataError
 from paceline.core.process import die_with_parent
 from paceline.core.units import Duration
@@ -134,7 +134,8 @@ def verify_images(datasets: Datasets, workers: int, timeout: Duration) -> Iterat
 
     A worker that an image kills, or that makes no progress for `timeout`, is replaced, and the image counts as bad.
     """
-    images = _ImagesOfBothSplits(datasets, SampleDigests(len(datasets.train) + len(datasets.val)))
+    digests = SampleDigests(len(datasets.train) + len(datasets.val))
+    images = _ImagesOfBothSplits(datasets, digests, _number_targets(datasets))
     with closing(_VerifyWorkers(images, max(1, min(workers, len(images))), timeout)) as pool:
         num_checked = 0
         bad: list[BadSplitImage] = []
@@ -163,20 +164,39 @@ def _read_and_decode(source: Source, index: int) -> Sample:
     return content, label
 
 
+def _number_targets(datasets: Datasets) -> dict[Split, NDArray[np.int64]]:
+    """Return for each split the number, among the targets of both, of each row of its table; {} for labels of classes.
+
+    A split may number its rows in an order of its own.
+    """
+    train, val = datasets.train.info, datasets.val.info
+    if train.targets == val.targets:
+        return {}
+    # A label without a table is a class.
+    tables = [
+        np.eye(info.num_classes, dtype=np.float32) if not info.targets else info.targets.rows for info in (train, val)
+    ]
+    _, numbers = TargetTable.from_targets(np.concatenate(tables), train.num_classes)
+    of_train, of_val = np.split(numbers, [len(tables[0])])
+    return {"train": of_train, "val": of_val}
+
+
 @dataclass(frozen=True)
 class _ImagesOfBothSplits:
-    """The images of both splits in one sequence, training first."""
+    """The images of both splits in one sequence, training first; `target_numbers` are those of `_number_targets`."""
 
     datasets: Datasets
     digests: SampleDigests
+    target_numbers: dict[Split, NDArray[np.int64]]
 
     def __len__(self) -> int:
         return len(self.datasets.train) + len(self.datasets.val)
 
     def check(self, number: int) -> tuple[BadSplitImage, ...]:
-        source, _, index = self._locate(number)
+        source, split, index = self._locate(number)
         try:
-            self.digests.add(number, *_read_and_decode(source, index))
+            content, label = _read_and_decode(source, index)
+            self.digests.add(number, content, int(self.target_numbers[split][label]) if self.target_numbers else label)
         except DataError as error:
             return (self.report_bad(number, BadImage.from_error(index, "", error).reason),)
         return ()
@@ -210,11 +230,17 @@ class _VerifyWorkers:
         return bool(self._running)
 
     def collect(self) -> Iterator[VerifyProgress]:
+        before = self.progress.positions()
         ready = wait(list(self._running), timeout=self.timeout.seconds)
-        for pipe in ready or list(self._running):
+        now = self.progress.positions()
+        # A report comes after many images: only workers that are at the same image as before hang.
+        hanging = (
+            [] if ready else [pipe for pipe, (worker, _) in self._running.items() if now[worker] == before[worker]]
+        )
+        for pipe in ready or hanging:
             assert isinstance(pipe, Connection)
             worker, process = self._running[pipe]
-            if not ready:  # nothing within the timeout: every worker hangs
+            if not ready:
                 process.kill()
             try:
                 yield pipe.recv()

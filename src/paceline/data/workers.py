@@ -245,7 +245,7 @@ class WorkerSupervisor:
             if polls * POLL_S >= self._timeout.seconds:
                 dead = self._dead_worker  # a worker may have died while sending
                 # Before the kill, which unblocks the rank: it then raises this message.
-                self._failure = self._describe_death(dead) if dead else self._describe_hang()
+                self._failure = self._describe_death(dead) if dead else self._describe_hang(last_awaited)
                 self._kill()
                 return
 
@@ -289,9 +289,12 @@ class WorkerSupervisor:
             f"({fix}check that image, or train with data.workers=0 to see the error)"
         )
 
-    def _describe_hang(self) -> str:
-        # DataLoader assigns batches round-robin, so the worker that all others wait for is the one at the lowest batch.
-        worker, position = min(enumerate(self._progress.positions()), key=lambda item: item[1].batch)
+    def _describe_hang(self, awaited: int) -> str:
+        # A worker that has made its last batch keeps that position, so the lowest batch is only the second choice: if
+        # no worker is at the batch, it is made and cannot be sent, or its worker has not begun.
+        worker, position = self._progress.find_worker(awaited) or min(
+            enumerate(self._progress.positions()), key=lambda item: item[1].batch
+        )
         return (
             f"data.worker_timeout: no batch for {self._timeout}: worker {worker} (pid {position.pid}) hangs "
             f"{self._describe_position(position)} (check that image and its disk, or raise data.worker_timeout)"

@@ -14,7 +14,7 @@ from paceline.core.pixels import PixelFormat, PixelType
 from paceline.core.run_dir import RunDir
 from paceline.data.decode_array import decode_image
 from paceline.data.loaders.reader import to_planes
-from paceline.data.resize import Resizer, StretchResizer, build_eval_resizer, to_tensor
+from paceline.data.resize import Resizer, build_eval_resizer, to_tensor
 from paceline.data.transfer import DeviceTransfer
 from paceline.models.validate import choose_memory_format
 from paceline.recipe.consent import require_consent
@@ -162,7 +162,7 @@ def load_classifier(
         run=rundir.path,
         checkpoint=path,
         recipe=recipe,
-        sizing=_build_sizing(recipe.data, facts),
+        sizing=build_eval_resizer(recipe.data, are_one_size=facts.are_one_size),
         place=DeviceTransfer(
             target, precision.dtype, preprocessing.mean, preprocessing.std, layout, pixels=preprocessing.pixels
         ),
@@ -227,16 +227,11 @@ def _build_eval_precision(trained: PrecisionName, device: torch.device) -> Preci
     return build_precision(name, device)
 
 
-def _build_sizing(data: Data, facts: TrainedDataset) -> Resizer:
-    sizing = build_eval_resizer(data)
-    return StretchResizer(interpolation=sizing.interpolation) if facts.is_pixels else sizing
-
-
 def _build_preprocessing(data: Data, facts: TrainedDataset) -> Preprocessing:
     info = facts.info
     size = eval_image_size(data, info)
     mean, std = mean_and_std(data, info)
-    is_cropped = data.eval_resize == "crop" and not facts.is_pixels
+    is_cropped = data.eval_resize == "crop" and not facts.are_one_size
     return Preprocessing(
         image_size=size,
         resize=round(size / data.eval_crop) if is_cropped else None,

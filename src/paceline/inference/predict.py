@@ -110,6 +110,8 @@ def _load_files(classifier: Classifier, files: Sequence[Path], cores: int) -> Ge
     has_own_loader = data.loader in ("device", "native", "nvjpeg")
     # Indexes of images that are seen once would displace those of datasets from the run's cache.
     update = {"on_bad_image": "skip", "cache": "off", "loader": "auto" if has_own_loader else data.loader}
+    if preprocessing.resize is None:  # also for a run on images of one size, whatever the recipe says
+        update["eval_resize"] = "stretch"
     data = data.model_copy(update=update)
     info = build_files_info("images", "val", len(files), classifier.classes, preprocessing.pixel_format)
     names = JoinedNames.from_list([os.fsencode(path) for path in files])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from paceline.core.dataset import ArraySource, Datasets, Source
+from paceline.core.dataset import ArraySource, Datasets, Source, has_one_size
 from paceline.core.errors import DataError, PacelineError, RecipeError
 from paceline.core.host import usable_cores
 from paceline.core.process import PROC, cpu_ticks, descendants, die_with_parent, read_text_or_empty
@@ -196,7 +196,8 @@ class DecodeCeiling(BenchCase):
                 yield size
 
     def _iter_planned(self, window: MeasurementWindow) -> Iterator[BatchPlan]:
-        order, sizing = TrainOrder(0, window.num_images, window.batch_size), build_train_resizer(self.data)
+        order = TrainOrder(0, window.num_images, window.batch_size)
+        sizing = build_train_resizer(self.data, are_one_size=has_one_size(self.source))
         schedule = TrainBatchSchedule(
             order, lambda step: window.image_size, [False] * sizing.num_draws, 0, steps_per_draw=16
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, TargetTable
+from paceline.core.dataset import ArraySource, DatasetInfo, Datasets, Sample, Source, TargetTable, has_one_size
 from paceline.core.errors import DataError, suggest_similar
 from paceline.core.run_dir import RunDir
 from paceline.core.units import count
@@ -174,10 +174,8 @@ def _build_eval_recipe(recipe: Recipe, run_recipe: Recipe, trained: TrainedDatas
     """Return `recipe` for another dataset: no training images, any loader, the run's resizing."""
     data = recipe.data
     loader = "auto" if data.loader in ("native", "device") else data.loader
-    has_same_resize = (
-        not trained.is_pixels or isinstance(test, ArraySource) or data.eval_resize != run_recipe.data.eval_resize
-    )
-    resize = data.eval_resize if has_same_resize else "stretch"  # pixels are never cropped
+    has_same_resize = not trained.are_one_size or has_one_size(test) or data.eval_resize != run_recipe.data.eval_resize
+    resize = data.eval_resize if has_same_resize else "stretch"  # images of one size are never cropped
     return recipe.model_copy(
         update={
             "data": data.model_copy(update={"loader": loader, "eval_resize": resize}),
@@ -195,6 +193,7 @@ def _with_run_classes(test: Source, trained: TrainedDataset) -> Datasets:
         numbers = tuple(range(len(rows)))  # the columns of the table are relabeled, so the labels stay
     info = replace(info, targets=targets)
     eval_info = replace(info, name=test.info.name, split="val", num_images=len(test), notes=test.info.notes)
+    eval_info = replace(eval_info, image_size=test.info.image_size)  # which says how they are resized
     return Datasets(_relabel(test, info, numbers), _relabel(test, eval_info, numbers))
 
 

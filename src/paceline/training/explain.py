@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from paceline.core.dataset import ArraySource, Source
+from paceline.core.dataset import Source, has_one_size
 from paceline.core.results import MisclassifiedImage
 from paceline.data.bad_images import BadImagePolicy
 from paceline.data.loaders.reader import ImageReader
-from paceline.data.resize import StretchResizer, build_eval_resizer
+from paceline.data.resize import build_eval_resizer
 from paceline.data.timing import BatchTimer
 from paceline.data.transfer import DeviceTransfer
 from paceline.measure.timer import now_s
@@ -121,9 +121,7 @@ class MistakeExplainer:
         """Yield the index of each image with its overlays, until the time is up."""
         least_s, most_s = _TIME_LIMIT_S
         end_s = self.now() + min(most_s, max(least_s, _TIME_SHARE * self.trained_s))
-        sizing = build_eval_resizer(self.data)
-        stretches = isinstance(self.source, ArraySource)  # as the evaluation does
-        resizer = StretchResizer(interpolation=sizing.interpolation) if stretches else sizing
+        resizer = build_eval_resizer(self.data, are_one_size=has_one_size(self.source))  # as the evaluation does
         reader = ImageReader(self.source, resizer, BadImagePolicy("drop"), BatchTimer(None))
         for each in mistakes:
             if self.now() >= end_s:

@@ -10,14 +10,17 @@ from paceline.core.errors import PacelineError
 from paceline.core.json_file import read_json
 from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.core.run_dir import RunDir
+from paceline.data.pack.format import KIND_PIXELS
+from paceline.data.pack.reader import PackSource
 from paceline.data.sources.fingerprint import get_labels
+from paceline.data.sources.subset import SourceSubset
 
 _SCHEMA_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
 class TrainedDataset:
-    """`info` of the training split; `is_pixels` is True for pixels of one size in memory, False for image files.
+    """`info` of the training split; `is_pixels` is True for pixels of one size, False for image files.
 
     `class_counts` are images per class, None if labels cannot be read without images. `is_multi_label` tells that the
     run's model gives each class a probability of its own.
@@ -28,12 +31,17 @@ class TrainedDataset:
     class_counts: tuple[int, ...] | None = None
     is_multi_label: bool = False
 
+    @property
+    def are_one_size(self) -> bool:
+        """Whether all images have the same size."""
+        return self.is_pixels or self.info.image_size is not None
+
     @classmethod
     def from_source(cls, train: Source, *, is_multi_label: bool = False) -> Self:
         """Return the description of a training split."""
         labels = get_labels(train)
         counts = None if labels is None else np.rint(train.info.count_classes(labels)).astype(np.int64).tolist()
-        return cls(train.info, isinstance(train, ArraySource), counts and tuple(counts), is_multi_label)
+        return cls(train.info, _has_pixels(train), counts and tuple(counts), is_multi_label)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -72,6 +80,18 @@ class TrainedDataset:
             pixels=_read_pixel_type(values),
         )
         return cls(info, bool(values["is_pixels"]), is_multi_label=bool(values.get("multi_label", False)))
+
+
+def _has_pixels(source: Source) -> bool:
+    """Return whether `source` holds pixels of one size: in memory, or in a pack of several shards."""
+    match source:
+        case ArraySource():
+            return True
+        case PackSource():
+            return source.info.image_size is not None and bool((source.kinds == KIND_PIXELS).all())
+        case SourceSubset(sources=sources):
+            return all(_has_pixels(each) for each in sources)
+    return False
 
 
 def _read_pixel_type(values: dict[str, Any]) -> PixelType:

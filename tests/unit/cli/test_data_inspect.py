@@ -1,6 +1,7 @@
 """Output of `paceline data inspect` and `paceline data stage`."""
 
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -8,7 +9,7 @@ from PIL import Image
 from paceline.cli.data_inspect import inspect_data
 from paceline.cli.data_pack import stage_data
 from paceline.cli.options import DataInspectOptions, DataStageOptions
-from paceline.core.errors import RecipeError
+from paceline.core.errors import DataError, RecipeError
 
 
 @pytest.fixture
@@ -78,6 +79,16 @@ def test_staging_prints_how_to_use_the_copy(photographs, tmp_path, capsys):
     assert "data.stage=" in printed and "or, in a recipe: data.source.name=folder" in printed
     stage_data(DataStageOptions(args=[str(where)], remove=True, as_json=True))
     assert len(json.loads(capsys.readouterr().out)["removed"]) == 1
+
+
+def test_bad_images_are_staged_if_the_run_skips_them(photographs, tmp_path, capsys):
+    (photographs / "train/cat/empty.png").touch()
+    words = [str(photographs), str(tmp_path / "memory"), "data.on_bad_image=skip"]
+    assert stage_data(DataStageOptions(args=words, as_json=True)) == 0
+    copy = Path(json.loads(capsys.readouterr().out)["folder"])
+    assert len(list(copy.rglob("*.png"))) == 11
+    with pytest.raises(DataError, match=r"cat/empty\.png \(empty\); .*data\.on_bad_image=skip$"):
+        stage_data(DataStageOptions(args=words[:2]))
 
 
 @pytest.mark.parametrize("words", [[], ["digits"], ["digits", "data.image_size=8"]])

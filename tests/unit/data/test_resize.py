@@ -81,11 +81,17 @@ def test_an_image_too_long_for_any_attempt_gives_the_center() -> None:
 
 def test_the_first_augmentation_selects_the_training_resizer() -> None:
     random, stretch = Data(augment=("random_resized_crop",)), Data(augment=("resize",))  # type: ignore[arg-type]
-    assert isinstance(build_train_resizer(random), RandomCropResizer)
-    assert isinstance(build_train_resizer(stretch), StretchResizer)
-    assert isinstance(build_train_resizer(Data()), CenterCropResizer)
-    assert isinstance(build_eval_resizer(random), CenterCropResizer)
-    assert isinstance(build_eval_resizer(Data(eval_resize="stretch")), StretchResizer)
+    for are_one_size in (False, True):
+        assert isinstance(build_train_resizer(random, are_one_size=are_one_size), RandomCropResizer)
+        assert isinstance(build_train_resizer(stretch, are_one_size=are_one_size), StretchResizer)
+    assert isinstance(build_train_resizer(Data(), are_one_size=False), CenterCropResizer)
+    assert isinstance(build_eval_resizer(random, are_one_size=False), CenterCropResizer)
+    assert isinstance(build_eval_resizer(Data(eval_resize="stretch"), are_one_size=False), StretchResizer)
+
+
+def test_images_of_one_size_are_not_cropped() -> None:
+    for build in (build_train_resizer, build_eval_resizer):
+        assert isinstance(build(Data(), are_one_size=True), StretchResizer)
 
 
 SIZES = [
@@ -172,10 +178,11 @@ def test_bicubic_images_are_pillows_in_training_and_evaluation() -> None:
     data = Data.model_validate({"interpolation": "bicubic", "eval_resize": "stretch", "augment": ["resize"]})
     expected = F.pil_to_tensor(image.resize((32, 32), Image.Resampling.BICUBIC))
     for build in (build_train_resizer, build_eval_resizer):
-        assert torch.equal(build(data)(image, NO_DRAWS, 32), expected)
-        bilinear = build(data.model_copy(update={"interpolation": "bilinear"}))
+        assert torch.equal(build(data, are_one_size=False)(image, NO_DRAWS, 32), expected)
+        bilinear = build(data.model_copy(update={"interpolation": "bilinear"}), are_one_size=False)
         assert not torch.equal(bilinear(image, NO_DRAWS, 32), expected)
-    crop = build_train_resizer(Data.model_validate({"interpolation": "bicubic", "augment": ["random_resized_crop"]}))
+    cropping = Data.model_validate({"interpolation": "bicubic", "augment": ["random_resized_crop"]})
+    crop = build_train_resizer(cropping, are_one_size=False)
     assert isinstance(crop, RandomCropResizer)
     draws = np.random.default_rng(0).random(crop.num_draws)
     top, left, height, width = crop.choose_box(*F.get_size(image), draws)

@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
-from paceline.core.dataset import DatasetInfo, Datasets
+from paceline.core.dataset import DatasetInfo, Datasets, TargetTable
 from paceline.core.errors import DataError
 from paceline.core.units import Duration
 from paceline.data.bad_images import ImageError
@@ -28,7 +29,7 @@ class Made:
     num: int
     acts: dict = field(default_factory=dict)
     samples: dict = field(default_factory=dict)
-    info = INFO
+    info: DatasetInfo = INFO
 
     def __len__(self):
         return self.num
@@ -97,6 +98,23 @@ def test_duplicates_are_found_across_workers_splits_and_classes(workers):
     )
 
 
+def test_targets_of_two_splits_are_compared_by_their_values():
+    """A source of several labels numbers the targets of each split by themselves."""
+    one, other, third = np.eye(3, dtype=np.float32)
+    content = {0: (b"P6 1 1 255\naaa", 0), 1: (b"P6 1 1 255\nbbb", 1)}
+
+    def split(name, *targets):
+        info = replace(INFO, class_names=("a", "b", "c"), targets=TargetTable(np.stack(targets)))
+        return Made(name, 2, {}, content, info)
+
+    def duplicates(val):
+        return list(verify_images(Datasets(split("t", one, other), val), 1, SOON))[-1].duplicates
+
+    found = duplicates(split("v", one, third))
+    assert found == Duplicates(2, 4, 2, 1, (DuplicatePair(1, 3, True, True), DuplicatePair(0, 2, True, False)))
+    assert duplicates(split("v", other, one)).in_two_classes == 2
+
+
 # matrix: 17
 @pytest.mark.parametrize(
     ("act", "reason"),
@@ -128,6 +146,12 @@ def test_an_image_that_hangs_its_worker_is_bad_and_the_rest_are_checked(act):
         (10, "is not decoded within 2s"),
         (33, "is bad"),
     ]
+
+
+def test_a_worker_that_is_slow_but_goes_on_is_not_ended():
+    """A report comes after 32 images, and these take longer than the timeout together."""
+    train = Made("t", 28, dict.fromkeys(range(28), lambda: time.sleep(0.1)) | {20: refuse})
+    assert found(train, Made("v", 0), workers=1, timeout=Duration(1, "s")) == [("train", 20, "t/20.ppm", "is bad")]
 
 
 def test_closing_early_ends_all_processes():

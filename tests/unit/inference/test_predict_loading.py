@@ -35,7 +35,7 @@ def classifier(data: Data, *, is_pixels: bool = False) -> Classifier:
     fields = {
         "preprocessing": preprocessing,
         "recipe": SimpleNamespace(data=data),
-        "sizing": build_eval_resizer(data),
+        "sizing": build_eval_resizer(data, are_one_size=False),
         "classes": ("a", "b"),
     }
     for name, value in fields.items():
@@ -124,7 +124,7 @@ def test_a_pipe_named_like_a_file_is_read(folder: Path, tmp_path: Path) -> None:
     assert isinstance(found, InputImage)
     image = decode_image(content, classifier(Data()).preprocessing.pixel_format, name="")
     planes = to_planes(image) if isinstance(image, np.ndarray) else image
-    assert torch.equal(found.pixels, build_eval_resizer(Data())(planes, np.empty(0), SIZE))
+    assert torch.equal(found.pixels, build_eval_resizer(Data(), are_one_size=False)(planes, np.empty(0), SIZE))
 
 
 def test_paths_are_read_a_part_at_a_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

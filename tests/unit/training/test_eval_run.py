@@ -16,6 +16,7 @@ from paceline.core.errors import DataError, RecipeError
 from paceline.core.results import EvalReport
 from paceline.core.run_dir import RunDir
 from paceline.core.world import World
+from paceline.data.convert.pack_writer import PackOptions, write_pack
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.builtin import load_digits
 from paceline.data.sources.fingerprint import digest_datasets
@@ -249,6 +250,24 @@ def test_pixels_stay_pixels(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("paceline.training.datasets.digest_datasets", lambda datasets: "another")
     overrides = ("data.source={name: synthetic}", "data.workers=auto")
     assert run_evaluation(run, *overrides) == before
+
+
+def test_a_run_on_shards_is_evaluated_as_one_on_a_single_file(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("paceline.data.convert.pack_writer._MIN_SHARD_BYTES", 1)
+    digits = load_digits()
+    for index in range(40):
+        path = tmp_path / f"files/{digits.val.labels[index]}/{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digits.val.images[index, ..., 0]).save(path)
+    files = ("data.source.name=folder", f"data.source.root={tmp_path}/files", "data.source.channels=1")
+    reports = []
+    for name, shard_bytes in (("one", None), ("shards", 16_000)):
+        write_pack(digits, tmp_path / name, PackOptions(shard_bytes=shard_bytes), lambda done, total: None, 1)
+        run = made_run(
+            tmp_path / f"run-{name}", "digits", f"data.source={{name: pack, root: {tmp_path}/{name}}}", *SMALL
+        )
+        reports.append((run_evaluation(run, expected_note=False), run_evaluation(run, *files)))
+    assert reports[0] == reports[1]
 
 
 def test_eval_train_is_off_for_another_dataset(photos, tmp_path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import ValidationError
 
 from paceline.core.dataset import ArraySource, Datasets, Source, Split
 from paceline.core.errors import DataError
@@ -32,6 +33,7 @@ from paceline.data.sources.lmdb import (
     LmdbSplitMetadata,
     build_labels_key,
     build_sample_key,
+    describe_invalid_metadata,
     encode_sample,
     open_lmdb,
 )
@@ -58,7 +60,7 @@ def write_lmdb(
     """Write both splits to the new folder `out` with `workers` threads; call `progress` with (images done, total).
 
     Encoded images are stored unchanged, pixels of an `ArraySource` raw, and other pixels as PNG. Raise `DataError` if
-    `out` cannot be written or, without `skip_bad`, images cannot be read.
+    `out` cannot be written, classes or statistics are invalid or, without `skip_bad`, images cannot be read.
     """
     _require_lmdb()
     if datasets.train.info.targets is not None:
@@ -70,6 +72,7 @@ def write_lmdb(
         )
     if os.path.lexists(out):
         raise DataError(f"{printable(out)}: exists already (remove it, or write to another folder)")
+    _check_metadata(datasets, out)
     try:
         # A killed writer leaves `.NAME.partial`, which nothing reads and the next writer removes.
         with create_folder_atomically(out, "partial", _LOCK_NAME) as temporary:
@@ -89,6 +92,21 @@ def _require_lmdb() -> None:
         raise DataError(
             "an LMDB is written by the package lmdb, which is not installed (pip install 'paceline[lmdb]')"
         ) from error
+
+
+def _check_metadata(datasets: Datasets, out: Path) -> None:
+    """Raise `DataError`, before any image is written, for what the metadata at the end cannot hold."""
+    splits: dict[Split, _LmdbSplitWriter] = {
+        "train": _LmdbSplitWriter(datasets.train),
+        "val": _LmdbSplitWriter(datasets.val),
+    }
+    try:
+        _build_metadata(splits, lambda source: bytes(32))  # a digest may have to read the images
+    except ValidationError as error:
+        reason = describe_invalid_metadata(error)
+        raise DataError(
+            f"{printable(out)}: cannot describe the dataset: {reason} (correct it in the dataset)"
+        ) from None
 
 
 def _write_error(out: Path, reason: str) -> DataError:
@@ -175,7 +193,7 @@ class _LmdbSplitWriter:
     def pack_labels(self) -> bytes:
         return np.array(self.labels, dtype="<i4").tobytes()
 
-    def build_metadata(self) -> LmdbSplitMetadata:
+    def build_metadata(self, digest: bytes) -> LmdbSplitMetadata:
         info = self.source.info
         return LmdbSplitMetadata(
             name=info.name,
@@ -185,7 +203,7 @@ class _LmdbSplitWriter:
             std=info.std,
             notes=info.notes,
             kind="pixels" if isinstance(self.source, ArraySource) else "encoded",
-            digest=digest_split(self.source).hex(),
+            digest=digest.hex(),
             labels_crc32=zlib.crc32(self.pack_labels()),
         )
 
@@ -204,15 +222,18 @@ def _stored_bytes(source: Source, sample: EncodedSample) -> bytes:
     return encode_pixels(np.frombuffer(sample.data, dtype=np.uint8).reshape(sample.height, sample.width, -1))
 
 
-def _build_metadata_entries(splits: dict[Split, _LmdbSplitWriter]) -> list[_KeyValue]:
-    info = splits["train"].source.info
-    metadata = LmdbMetadata(
+def _build_metadata(splits: dict[Split, _LmdbSplitWriter], digest: Callable[[Source], bytes]) -> LmdbMetadata:
+    train, val = splits["train"], splits["val"]
+    return LmdbMetadata(
         version=LAYOUT_VERSION,
-        class_names=info.class_names,
-        channels=3 if info.channels == 3 else 1,
-        train=splits["train"].build_metadata(),
-        val=splits["val"].build_metadata(),
+        class_names=train.source.info.class_names,
+        channels=3 if train.source.info.channels == 3 else 1,
+        train=train.build_metadata(digest(train.source)),
+        val=val.build_metadata(digest(val.source)),
     )
-    text = metadata.model_dump_json(indent=1).encode()
+
+
+def _build_metadata_entries(splits: dict[Split, _LmdbSplitWriter]) -> list[_KeyValue]:
+    text = _build_metadata(splits, digest_split).model_dump_json(indent=1).encode()
     labels = [(build_labels_key(split), writer.pack_labels()) for split, writer in splits.items()]
     return [*labels, (METADATA_KEY, text), (METADATA_CRC_KEY, b"%08x" % zlib.crc32(text))]

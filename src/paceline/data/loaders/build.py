@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.core.dataset import ArraySource, Source
+from paceline.core.dataset import ArraySource, Source, has_one_size
 from paceline.core.results import LoaderResult
 from paceline.core.units import Duration
 from paceline.data.augment.build import build_augments, split_augments
@@ -111,7 +111,7 @@ def build_train_loader(
     augments = build_augments(data.augment, mean, source.info.pixels)
     host_augments, _ = split_augments(augments, on_device=options.on_device)
     mix = build_mixer(data.augment, source.info.num_classes, to_steps)
-    resizer = build_train_resizer(data)
+    resizer = build_train_resizer(data, are_one_size=has_one_size(source))
     # The order of a sample's draws: resizing, augmentation, mixing.
     augmenting = [augment.alternating for augment in augments for _ in range(augment.num_draws)]
     num_mix_draws = mix.num_draws if mix else 0
@@ -126,7 +126,8 @@ def build_train_loader(
 
 def build_eval_loader(data: Data, source: Source, shard: EvalShard, image_size: int, options: LoaderOptions) -> Loader:
     """Build the loader of a rank's part of an evaluation; images are `image_size` pixels squared."""
-    schedule, resizer = EvalBatchSchedule(shard, image_size), build_eval_resizer(data)
+    schedule = EvalBatchSchedule(shard, image_size)
+    resizer = build_eval_resizer(data, are_one_size=has_one_size(source))
     policy = build_bad_image_policy(data, "eval")
     # A sampler of training images may change between two iterators (`data.sampler=hard`), but this schedule does not.
     return _LoaderBuilder(source, schedule, resizer, policy, (), data, options, keeps_workers=True).build()

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, WatchError
 from paceline.core.results import LoaderResult
-from paceline.core.units import Duration
+from paceline.core.units import Duration, count
 from paceline.data.batch import Batch
 from paceline.data.loaders.batch_maker import BatchMaker, TimedBatch
 from paceline.data.timing import LoaderStats
@@ -124,10 +124,14 @@ class ProcessLoader:
             self._loader_stats.start_workers(self._count_workers(numbers))
             workers = _Workers(numbers, self._build_dataloader)
             if wait_for_workers(workers.processes, self.progress, START_TIMEOUT_S):
-                break
+                return workers
             workers.kill()
             workers.end()  # a worker that inherits the iterator of a failed attempt prints a traceback
-        return workers
+        workers_text = count(self._count_workers(numbers), "worker")
+        raise WatchError(
+            f"data.workers: {workers_text} did not start within {START_TIMEOUT_S:g} s, {_MAX_START_ATTEMPTS} times "
+            "in a row (start again, or set data.workers=0)"
+        )
 
     def _count_workers(self, numbers: range) -> int:
         return min(self._num_workers, max(1, len(numbers)))

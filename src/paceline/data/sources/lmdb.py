@@ -106,9 +106,14 @@ def parse_metadata(text: bytes) -> LmdbMetadata:
     try:
         return LmdbMetadata.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise ValueError(printable(f"{field}: {first['msg']}" if field else first["msg"])[:200]) from error
+        raise ValueError(describe_invalid_metadata(error)) from error
+
+
+def describe_invalid_metadata(error: ValidationError) -> str:
+    """Return the first field that is invalid and why, in one line."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    field = ".".join(map(str, first["loc"]))
+    return printable(f"{field}: {first['msg']}" if field else first["msg"])[:200]
 
 
 def build_labels_key(split: Split) -> bytes:

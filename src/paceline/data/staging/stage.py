@@ -80,13 +80,14 @@ def stage_permanently(
     folder: Path,
     progress: CopyProgress = ignore_progress,
     *,
+    skip_bad: bool = False,
     memory_left: Callable[[], float] = memory_left_bytes,
 ) -> Path:
     """Copy the files of `section` to `folder`, where they stay until `unstage`; return the copy's folder.
 
-    A run with the same `data.stage` uses it. Raise `DataError` as `stage_for_run`.
+    A run with the same `data.stage` uses it. `skip_bad`, `memory_left` and errors are as for `stage_for_run`.
     """
-    inventory = build_inventory(section)
+    inventory = build_inventory(section, skip_bad=skip_bad)
     total = inventory.measure()
     copy = _CopyPaths(_open_stage_folder(str(folder), make=True) / f"{_PREFIX}{total.digest}")
     with contextlib.closing(_lock_or_make_copy(copy, inventory, total, memory_left, progress)):
@@ -94,9 +95,9 @@ def stage_permanently(
     return copy.folder
 
 
-def build_staged_section(section: SourceSection, copy: Path) -> SourceSection:
-    """Return `section` changed to read from `copy`, a folder that `stage_permanently` returned."""
-    return build_inventory(section).section_at(copy)
+def build_staged_section(section: SourceSection, copy: Path, *, skip_bad: bool = False) -> SourceSection:
+    """Return `section` changed to read from `copy`, a folder that `stage_permanently` returned with `skip_bad`."""
+    return build_inventory(section, skip_bad=skip_bad).section_at(copy)
 
 
 def unstage(folder: Path) -> tuple[Path, ...]:

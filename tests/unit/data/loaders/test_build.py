@@ -211,6 +211,15 @@ def test_workers_that_do_not_start_are_replaced(monkeypatch, tmp_path) -> None:
     assert first.exists() and _children() <= before
 
 
+def test_workers_that_never_start_are_reported(monkeypatch) -> None:
+    monkeypatch.setattr(process, "init_worker", lambda *args: time.sleep(60))
+    monkeypatch.setattr(process, "START_TIMEOUT_S", 0.2)
+    before = _children()
+    with pytest.raises(WatchError, match=r"^data\.workers: 2 workers .* within 0\.2 s, 4 times .*data\.workers=0\)$"):
+        next(batches(Data(), 0, 9, workers=2))
+    assert _children() <= before
+
+
 SKIP = Data(on_bad_image="skip")
 
 

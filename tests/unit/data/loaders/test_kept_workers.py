@@ -172,6 +172,14 @@ def test_a_worker_that_hangs_in_a_later_evaluation_is_reported_with_its_sample(t
     assert are_alive(before) == {False}
 
 
+# matrix: 18
+def test_a_worker_that_hangs_at_the_end_is_told_from_one_that_has_no_batches_left() -> None:
+    """Of seven batches, worker 1 has made its last, number 5, when worker 0 hangs in number 6."""
+    loader = evaluation(lambda index: time.sleep(600 if index == 49 else 0), timeout="1s")
+    with pytest.raises(WatchError, match=r"no batch for 1s: worker 0 .* hangs in .*, at sample 49, made/49.jpg \("):
+        list(loader.batches(0, NUM_BATCHES))
+
+
 def stop_with_the_lock_of_dataloader() -> None:
     frame = sys._getframe()
     while "done_event" not in frame.f_locals:  # of DataLoader's worker loop

@@ -197,6 +197,25 @@ def test_an_existing_folder_is_not_overwritten(write, error_message, tmp_path):
     assert load(folder).train.read(0) == (b"1", 0)
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"class_names": ("a", "", "c")}, "class_names.1: "),
+        ({"mean": ()}, "mean and std are not one for each channel"),
+        ({"std": (0.1, 0.0, 0.1)}, "std.1: "),
+        ({"name": ""}, "name: "),
+    ],
+)
+def test_a_dataset_that_cannot_be_described_is_refused_before_an_image_is_read(
+    tmp_path, error_message, change, problem
+):
+    datasets, progress = made([b"1"]), []
+    datasets.train.info = replace(datasets.train.info, **change)
+    message = error_message(write_lmdb, datasets, tmp_path / "out", lambda *done: progress.append(done))
+    assert message.startswith(f"{tmp_path}/out: ") and problem in message and message.endswith(" in the dataset)")
+    assert not progress and not list(tmp_path.iterdir())
+
+
 def test_an_unreadable_image_leaves_no_files(make_images, tmp_path, error_message):
     root = make_images({"train/cat": 2, "val/cat": 1})
     source = load_folder(Folder(root=str(root)))
