@@ -1,6 +1,7 @@
 """`paceline doctor` on ranks of several hosts: faults between them are named, and healthy hosts have none."""
 
 import json
+import re
 from pathlib import Path
 
 PLANTED = Path(__file__).parents[2] / "planted.py"
@@ -72,7 +73,7 @@ def test_three_faults_of_a_host_are_named_and_no_collective_runs(hosts) -> None:
     }, rows
     assert [where for name, _, where in problems(rows) if name == "shared memory"] == ["rank 1 (host2)"], rows
     assert len(problems(rows)) == 3 and "all-reduce" not in [row["name"] for row in rows], rows
-    assert "rank 1 (host2) is 7.00 s ahead of rank 0" in finding(rows, "clocks")
+    assert re.search(r"rank 1 \(host2\) is (6\.9|7\.0)\d s ahead of rank 0", finding(rows, "clocks")), rows
     assert "2.0.1: rank 1 (host2)" in finding(rows, "versions of torch")
 
 
