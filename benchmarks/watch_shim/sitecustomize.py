@@ -3,6 +3,8 @@
 It is on both sides of every comparison, and edits no script. Environment variables say what it does:
 
 - `SHIM_OUT`: write the times of optimizer steps, and digests of all losses and of the last weights, to OUT-RANK.json.
+- `SHIM_TURNS`: with it, take turns with another run of the script, step by step; FOLDER:OWN:OTHER are a folder of named
+  pipes and the sides of both runs. The times then leave out the turns of the other.
 - `SHIM_CPU`: let scripts that expect GPUs for several ranks use CPUs: gloo for NCCL, DDP without `device_ids`, and
   tensors on the host. `SHIM_MODEL` replaces models whose weights are to be downloaded.
 - `SHIM_CAUSE`: plant a cause of slowness, NAME:SECONDS; `SHIM_RANK`: on that rank only.
@@ -17,6 +19,7 @@ import json
 import logging
 import os
 import random
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +32,7 @@ from paceline.watch.imports import AfterImport
 
 MODULES = ("torch", "timm.models._factory", "torch.utils.tensorboard.writer", "safetensors.torch")
 SEED = 0
+TURN_LIMIT_S = 300
 
 
 def after_import(module: ModuleType) -> None:
@@ -41,7 +45,7 @@ def after_import(module: ModuleType) -> None:
         if os.environ.get("SHIM_CPU"):
             use_cpu(module)
         if os.environ.get("SHIM_OUT"):
-            Stopwatch(module, os.environ["SHIM_OUT"])
+            Stopwatch(module, os.environ["SHIM_OUT"], os.environ.get("SHIM_TURNS"))
     name, _, seconds = os.environ.get("SHIM_CAUSE", "").partition(":")
     if name and os.environ.get("SHIM_RANK", rank()) == rank():
         plant(module, name, float(seconds))
@@ -113,8 +117,10 @@ def use_model(factory: ModuleType, name: str | None) -> None:
 class Stopwatch:
     """The times of optimizer steps, of a clock and of this process's CPUs, their losses and the optimizers."""
 
-    def __init__(self, torch: Any, out: str) -> None:
+    def __init__(self, torch: Any, out: str, turns: str | None) -> None:
         self._out = Path(f"{out}-{rank()}.json")
+        self._turns = Turns(*turns.split(":")) if turns else None
+        self._waited_s = 0.0
         self._times_s: list[float] = []
         self._cpu_s: list[float] = []
         self._losses: list[Any] = []
@@ -123,18 +129,47 @@ class Stopwatch:
         sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._times_s.append(time.perf_counter())
+        now_s = time.perf_counter()
+        self._times_s.append(now_s - self._waited_s)
         self._cpu_s.append(time.process_time())
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
             if len(self._optimizers) == 1:
                 atexit.register(self._write)
+        if self._turns:
+            self._turns.end()
+            self._waited_s += time.perf_counter() - now_s
 
     def _write(self) -> None:
         groups = [group for each in self._optimizers.values() for group in each.param_groups]
         weights = [each.detach() for group in groups for each in group["params"]]
         times = {"times_s": self._times_s, "cpu_s": self._cpu_s}
         self._out.write_text(json.dumps({**times, "losses": digest(self._losses), "weights": digest(weights)}))
+
+
+class Turns:
+    """Turns of a rank with the same rank of another run: one trains a step while the other waits.
+
+    Both run until their first step ends. Then the run whose side is sorted first has its turn.
+    """
+
+    def __init__(self, folder: str, own: str, other: str) -> None:
+        self._own, self._other = (os.open(f"{folder}/{side}-{rank()}", os.O_RDWR) for side in (own, other))
+        self._is_first, self._is_started = own < other, False
+
+    def end(self) -> None:
+        """Give the turn to the other run, and wait until it is given back."""
+        if not self._is_started:
+            atexit.register(self._give)
+        if self._is_first or self._is_started:
+            self._give()
+        self._is_started = True
+        if not select.select([self._own], [], [], TURN_LIMIT_S)[0]:
+            raise TimeoutError(f"the other run took no turn within {TURN_LIMIT_S} s")
+        os.read(self._own, 1)
+
+    def _give(self) -> None:
+        os.write(self._other, b"x")
 
 
 def digest(tensors: list[Any]) -> str:
