@@ -9,19 +9,21 @@ FOLDER has JPEGs at any depth. The scripts are `train.py` of github.com/huggingf
 `examples/cv_example.py` of github.com/huggingface/accelerate, unchanged; one that is not named is left out. Scripts in
 `peers/` run the Trainers of Transformers and Lightning. All train on a CPU, on one rank and on two.
 
-Two runs of a script start together from the same seed, one observed and one not, and then take turns: one trains a step
-while the other waits (`--epochs` long). A machine whose speed changes from minute to minute, or from second to second,
-so changes for both. A third run, observed and alone, is as long as a user's. `watch_shim/` is loaded into all: it
-seeds, takes the turns, notes when optimizer steps end, and takes digests of all losses and of the last weights. It also
-lets scripts that expect a GPU per rank use gloo and CPUs, and gives Accelerate's example a small model without weights
-to download. PyTorch's ImageNet script does not use DDP on CPUs, so its two ranks train apart.
+Three runs of a script start from the same seed: one without observation, one with, and a longer one (`--epochs`) of
+smaller batches whose observation is switched on for one step of each two, the first or the second at random. Two
+processes that run the same program differ by more than 1 %, and so does a machine from one second to the next;
+neighboring steps of one process do not. `watch_shim/` is loaded into all three: it seeds, switches, notes when
+optimizer steps end, and takes digests of all losses and of the last weights. It also lets scripts that expect a GPU per
+rank use gloo and CPUs, and gives Accelerate's example a small model without weights to download. PyTorch's ImageNet
+script does not use DDP on CPUs, so its two ranks train apart.
 
-`attributed` is the share of the measured steps of rank 0 in stages other than `other`, when alone. `overhead` is by how
-much longer a step of rank 0 takes when observed than the same step that is not, by the clock, and `cpu_overhead` by the
-CPU time of the process, its threads but not its loader workers: the mean over all pairs of steps with its 95 %
-interval, and the median. `watcher_cpu` is the CPU time of `paceline watch` itself, which reads what the script writes,
-as a share of one core. The exit status is 1 if bits differ or less than 98 % of the time is attributed. Overhead is
-measured, not checked.
+`attributed` is the share of the measured steps of rank 0 in stages other than `other`. `overhead` is by how much longer
+an observed step of rank 0 takes than the one beside it, by the clock, and `cpu_overhead` by the CPU time of the
+process, its threads but not its loader workers: the mean over all pairs as a share of a step with its 95 % interval,
+and the median. `pass_on` is the share of a step that replaced functions take when they only pass a call on, which
+steps without observation have too. `watcher_cpu` is the CPU time of `paceline watch` itself, which reads what the
+script writes, as a share of one core. The exit status is 1 if bits differ or less than 98 % of the time is attributed.
+Overhead is measured, not checked.
 """
 
 import argparse
@@ -32,7 +34,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import compress, pairwise
@@ -53,8 +54,6 @@ WARMUP: Final = 10
 LEAST_ATTRIBUTED: Final = 0.98
 LIMIT_S: Final = 1800
 POLL_S: Final = 0.2
-SIDES: Final = ("plain", "watched")
-DIGESTS: Final = ("losses", "weights")
 FLAT_COPIES: Final = 2
 SUFFIXES: Final = (".jpg", ".jpeg")
 
@@ -146,26 +145,6 @@ def watched(words: Sequence[str], folder: Path, *options: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A run to be made: a script, its ranks, its data, a new folder and a size."""
-
-    script: Script
-    ranks: int
-    data: Path
-    folder: Path
-    size: Size
-
-    def run(self, *, is_watched: bool, turns: str = "") -> tuple["Ran", list[dict[str, Any]]]:
-        """Run the script, observed or not, and return how it ran and the times and digests of each rank."""
-        environ = {"SHIM_OUT": str(self.folder), "SHIM_CPU": "1", **self.script.environ}
-        words = command(self.script, self.data, self.folder / "out", self.size, self.ranks)
-        if is_watched:
-            words = watched(words, self.folder / "watch")
-        ran = run(words, self.folder, environ | ({"SHIM_TURNS": turns} if turns else {}))
-        return ran, [json.loads(Path(f"{self.folder}-{rank}.json").read_text()) for rank in range(self.ranks)]
-
-
-@dataclass(frozen=True)
 class Ran:
     """A command that ended: what it printed, and the CPU time of its own process as a share of one core."""
 
@@ -234,48 +213,46 @@ def arrange(photographs: Path, root: Path, pixels: int, copies: int, classes: in
             (place.parent / name).symlink_to(place)
 
 
-def compare(script: Script, ranks: int, data: Path, folder: Path, size: Size, epochs: int) -> dict[str, Any]:
-    """Run a script without and with observation in turns, and observed alone, and return what came of it."""
-    together = {
-        side: Planned(script, ranks, data, folder / f"{script.name}-{ranks}-{side}", replace(size, epochs=epochs))
-        for side in SIDES
-    }
-    turns = folder / f"{script.name}-{ranks}-turns"
-    turns.mkdir()
-    for side in SIDES:
-        for rank in range(ranks):
-            os.mkfifo(turns / f"{side}-{rank}")
-    with ThreadPoolExecutor(len(SIDES)) as pool:
-        running = {
-            side: pool.submit(each.run, is_watched=side == "watched", turns=f"{turns}:{side}:{SIDES[SIDES[0] == side]}")
-            for side, each in together.items()
-        }
-    plain, observed = (running[side].result()[1] for side in SIDES)
-    alone = Planned(script, ranks, data, folder / f"{script.name}-{ranks}-alone", size)
-    ran, _ = alone.run(is_watched=True)
-    result = read_watch_result(alone.folder / "watch")
+def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -> dict[str, Any]:
+    """Run a script without and with observation, and with observation that is switched; return what came of it."""
+    size, shims = SIZES[script.name], {"plain": {}, "watched": {}, "switched": {"SHIM_SWITCH": "1"}}
+    ran, found = {}, {}
+    for kind, shim in shims.items():
+        place = folder / f"{script.name}-{ranks}-{kind}"
+        own = replace(size, batch=size.batch // 2, epochs=epochs) if kind == "switched" else size
+        words = command(script, data, place / "out", own, ranks)
+        environ = {"SHIM_OUT": str(place), "SHIM_CPU": "1", **script.environ, **shim}
+        ran[kind] = run(words if kind == "plain" else watched(words, place / "watch"), place, environ)
+        found[kind] = [json.loads(Path(f"{place}-{rank}.json").read_text()) for rank in range(ranks)]
+    result = read_watch_result(folder / f"{script.name}-{ranks}-watched" / "watch")
     are_equal = all(
-        before[name] == after[name] for before, after in zip(plain, observed, strict=True) for name in DIGESTS
+        before[name] == after[name]
+        for before, after in zip(found["plain"], found["watched"], strict=True)
+        for name in ("losses", "weights")
     )
-    pairs = pair_steps(plain[0], observed[0])
+    switched = found["switched"][0]["switched"]
+    pairs = pair_steps(switched)
+    step_s = fmean(before for before, _ in pairs["times_s"])
     row = {
         "script": script.name,
         "ranks": ranks,
         "size": vars(size),
         "bits_are_equal": are_equal,
         "attributed": round(result.attributed, 5),
-        "plain_step_s": round(median(before for before, _ in pairs["times_s"]), 5),
+        "step_s": round(step_s, 5),
         "overhead": overhead_of(pairs["times_s"]),
         "cpu_overhead": overhead_of(pairs["cpu_s"]),
-        "watcher_cpu": round(ran.cpu, 5),
+        "pass_on": round(switched["pass_on_s"] / step_s, 6),
+        "watcher_cpu": round(ran["watched"].cpu, 5),
         "samples_per_s": result.samples_per_s,
         "bottleneck": result.verdict["bottleneck"],
         "stages": stage_shares(result),
     }
     print(
-        f"{script.name:12} {ranks} ranks: {1e3 * row['plain_step_s']:6.1f} ms, attributed {result.attributed:.2%}, "
-        f"bits {'equal' if are_equal else 'DIFFER'}, overhead {_shown(row['overhead'])}, of CPU time "
-        f"{_shown(row['cpu_overhead'])}, watcher {ran.cpu:.2%} of a core, {row['bottleneck']}",
+        f"{script.name:12} {ranks} ranks: attributed {result.attributed:.2%}, "
+        f"bits {'equal' if are_equal else 'DIFFER'}, {row['bottleneck']}; of a step of {1e3 * step_s:.1f} ms: "
+        f"overhead {_shown(row['overhead'])}, CPU time {_shown(row['cpu_overhead'])}, passing on {row['pass_on']:.3%}; "
+        f"watcher {ran['watched'].cpu:.2%} of a core",
         flush=True,
     )
     return row
@@ -290,15 +267,18 @@ def stage_shares(result: WatchResult) -> dict[str, float]:
     return {name: round(stage.share, 5) for name, stage in result.stages.items()}
 
 
-def pair_steps(plain: Mapping[str, Any], observed: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
-    """Return the seconds of each measured step without and with observation, by clock and of CPU time.
+def pair_steps(switched: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """Return the seconds of neighboring steps, not observed and observed, by clock and of CPU time.
 
-    Steps with an evaluation or a checkpoint, of more than three medians, are left out on both sides.
+    Pairs with an evaluation or a checkpoint, of more than three medians, are left out, and those of the warm-up.
     """
-    pairs = {
-        name: list(zip(*(_differences(side[name])[WARMUP:] for side in (plain, observed)), strict=True))
-        for name in ("times_s", "cpu_s")
-    }
+    pairs = {}
+    for name in ("times_s", "cpu_s"):
+        steps_s = [0.0, *(after - before for before, after in pairwise(switched[name]))]
+        pairs[name] = [
+            (second, first) if first_is_on else (first, second)
+            for first, second, first_is_on in zip(steps_s[::2], steps_s[1::2], switched["is_on"][::2], strict=False)
+        ][WARMUP // 2 :]
     limits = [3 * median(side) for side in zip(*pairs["times_s"], strict=True)]
     is_kept = [all(each <= limit for each, limit in zip(pair, limits, strict=True)) for pair in pairs["times_s"]]
     return {name: list(compress(values, is_kept)) for name, values in pairs.items()}
@@ -311,10 +291,6 @@ def overhead_of(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
     interval = mean_interval(shares)
     values = {"mean": interval.value, "low": interval.low, "high": interval.high, "median": median(shares)}
     return {**{name: round(value, 5) for name, value in values.items()}, "n": len(pairs)}
-
-
-def _differences(times_s: Sequence[float]) -> list[float]:
-    return [after - before for before, after in pairwise(times_s)]
 
 
 SIZES: Final = {
@@ -348,18 +324,14 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="a script, such as timm (default: all)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--copies", type=int, default=3, help="links to each training photograph (3)")
-    parser.add_argument("--epochs", type=int, default=8, help="in turns, of scripts that take a number (8)")
+    parser.add_argument("--epochs", type=int, default=16, help="of switched runs, if the script takes a number (16)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     args = parser.parse_args()
     chosen = [each for each in scripts(named_scripts(args)) if not args.only or each.name in args.only]
     with tempfile.TemporaryDirectory(prefix="watch-scripts-") as temporary:
         folder = Path(temporary)
         arrange(args.data, folder / "data", 128, args.copies)
-        rows = [
-            compare(each, ranks, folder / "data", folder, SIZES[each.name], args.epochs)
-            for each in chosen
-            for ranks in args.ranks
-        ]
+        rows = [compare(each, ranks, folder / "data", folder, args.epochs) for each in chosen for ranks in args.ranks]
     if args.json:
         packages = ("torch", "torchvision", "transformers", "lightning", "accelerate", "timm")
         versions = {name: version(name) for name in packages}

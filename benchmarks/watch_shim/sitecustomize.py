@@ -3,8 +3,7 @@
 It is on both sides of every comparison, and edits no script. Environment variables say what it does:
 
 - `SHIM_OUT`: write the times of optimizer steps, and digests of all losses and of the last weights, to OUT-RANK.json.
-- `SHIM_TURNS`: with it, take turns with another run of the script, step by step; FOLDER:OWN:OTHER are a folder of named
-  pipes and the sides of both runs. The times then leave out the turns of the other.
+- `SHIM_SWITCH`: with it, in observed runs, switch the observation on and off from step to step, and write these times.
 - `SHIM_CPU`: let scripts that expect GPUs for several ranks use CPUs: gloo for NCCL, DDP without `device_ids`, and
   tensors on the host. `SHIM_MODEL` replaces models whose weights are to be downloaded.
 - `SHIM_CAUSE`: plant a cause of slowness, NAME:SECONDS; `SHIM_RANK`: on that rank only.
@@ -19,9 +18,9 @@ import json
 import logging
 import os
 import random
-import select
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -32,7 +31,6 @@ from paceline.watch.imports import AfterImport
 
 MODULES = ("torch", "timm.models._factory", "torch.utils.tensorboard.writer", "safetensors.torch")
 SEED = 0
-TURN_LIMIT_S = 300
 
 
 def after_import(module: ModuleType) -> None:
@@ -45,7 +43,7 @@ def after_import(module: ModuleType) -> None:
         if os.environ.get("SHIM_CPU"):
             use_cpu(module)
         if os.environ.get("SHIM_OUT"):
-            Stopwatch(module, os.environ["SHIM_OUT"], os.environ.get("SHIM_TURNS"))
+            Stopwatch(module, os.environ["SHIM_OUT"], Switch(module) if os.environ.get("SHIM_SWITCH") else None)
     name, _, seconds = os.environ.get("SHIM_CAUSE", "").partition(":")
     if name and os.environ.get("SHIM_RANK", rank()) == rank():
         plant(module, name, float(seconds))
@@ -117,10 +115,9 @@ def use_model(factory: ModuleType, name: str | None) -> None:
 class Stopwatch:
     """The times of optimizer steps, of a clock and of this process's CPUs, their losses and the optimizers."""
 
-    def __init__(self, torch: Any, out: str, turns: str | None) -> None:
+    def __init__(self, torch: Any, out: str, switch: "Switch | None") -> None:
         self._out = Path(f"{out}-{rank()}.json")
-        self._turns = Turns(*turns.split(":")) if turns else None
-        self._waited_s = 0.0
+        self._switch = switch
         self._times_s: list[float] = []
         self._cpu_s: list[float] = []
         self._losses: list[Any] = []
@@ -129,47 +126,72 @@ class Stopwatch:
         sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        now_s = time.perf_counter()
-        self._times_s.append(now_s - self._waited_s)
+        self._times_s.append(time.perf_counter())
         self._cpu_s.append(time.process_time())
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
             if len(self._optimizers) == 1:
                 atexit.register(self._write)
-        if self._turns:
-            self._turns.end()
-            self._waited_s += time.perf_counter() - now_s
 
     def _write(self) -> None:
         groups = [group for each in self._optimizers.values() for group in each.param_groups]
         weights = [each.detach() for group in groups for each in group["params"]]
         times = {"times_s": self._times_s, "cpu_s": self._cpu_s}
-        self._out.write_text(json.dumps({**times, "losses": digest(self._losses), "weights": digest(weights)}))
+        digests = {"losses": digest(self._losses), "weights": digest(weights)}
+        switched = {"switched": self._switch.summary()} if self._switch else {}
+        self._out.write_text(json.dumps({**times, **digests, **switched}))
 
 
-class Turns:
-    """Turns of a rank with the same rank of another run: one trains a step while the other waits.
+class Switch:
+    """Observe one step of each two, the first or the second at random, and time both.
 
-    Both run until their first step ends. Then the run whose side is sorted first has its turn.
+    The functions of torch stay replaced in the others, and only pass calls on. `summary` has what that costs.
     """
 
-    def __init__(self, folder: str, own: str, other: str) -> None:
-        self._own, self._other = (os.open(f"{folder}/{side}-{rank()}", os.O_RDWR) for side in (own, other))
-        self._is_first, self._is_started = own < other, False
+    def __init__(self, torch: Any) -> None:
+        self._torch, self._random = torch, random.Random(SEED)
+        self._times_s: list[float] = []
+        self._cpu_s: list[float] = []
+        self._is_on = [True]  # of each step, and of the next
+        self._num_calls = 0  # of modules in the second step
+        self._counter: Any = None
+        self._timer: Any = None
+        wrap(sys.modules["paceline.watch.step_timer"].StepTimer, "end_optimizer", self._make)
 
-    def end(self) -> None:
-        """Give the turn to the other run, and wait until it is given back."""
-        if not self._is_started:
-            atexit.register(self._give)
-        if self._is_first or self._is_started:
-            self._give()
-        self._is_started = True
-        if not select.select([self._own], [], [], TURN_LIMIT_S)[0]:
-            raise TimeoutError(f"the other run took no turn within {TURN_LIMIT_S} s")
-        os.read(self._own, 1)
+    def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def end_optimizer(timer: Any, optimizer: int) -> None:
+            original(timer, optimizer)
+            self._times_s.append(time.perf_counter())
+            self._cpu_s.append(time.process_time())
+            number = len(self._times_s)
+            self._is_on.append(not self._is_on[-1] if number % 2 else self._random.random() < 0.5)
+            self._timer, timer.is_on = timer, self._is_on[-1]
+            if number == 1:
+                hooks = self._torch.nn.modules.module
+                self._counter = hooks.register_module_forward_pre_hook(self._count)
+            elif number == 2:
+                self._counter.remove()
 
-    def _give(self) -> None:
-        os.write(self._other, b"x")
+        return end_optimizer
+
+    def _count(self, module: Any, args: Any) -> None:
+        self._num_calls += module.training
+
+    def summary(self) -> dict[str, Any]:
+        """Return the times of all steps' ends, which were observed, and the seconds per step that passing on takes."""
+        module, replaced = self._torch.nn.Identity(), self._torch.nn.Module.__call__
+        self._timer.is_on = False
+        with_s, without_s = (
+            min(timeit.repeat(functools.partial(call, module, 0), number=1000)) / 1000
+            for call in (replaced, replaced.__wrapped__)
+        )
+        self._timer.is_on = True
+        return {
+            "times_s": self._times_s,
+            "cpu_s": self._cpu_s,
+            "is_on": self._is_on[:-1],
+            "pass_on_s": self._num_calls * (with_s - without_s),
+        }
 
 
 def digest(tensors: list[Any]) -> str:

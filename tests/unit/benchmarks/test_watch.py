@@ -1,9 +1,8 @@
 """The arithmetic of the benchmarks of `paceline watch`."""
 
 import importlib
-import os
-import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -23,44 +22,23 @@ def imported(monkeypatch):
     return by_name
 
 
-def test_overhead_compares_the_same_steps_without_those_that_evaluate(imported):
-    plain = {"times_s": [0.1 * number for number in range(31)], "cpu_s": [0.2 * number for number in range(31)]}
-    observed = {
-        "times_s": [0.101 * number + 5 * (number > 20) for number in range(31)],
-        "cpu_s": [0.204 * number + 5 * (number > 20) for number in range(31)],
-    }
+def test_overhead_compares_neighboring_steps_without_those_that_evaluate(imported):
+    is_on = [number % 4 in (0, 3) for number in range(40)]
+    steps_s = [0.101 if each else 0.1 for each in is_on]
+    steps_s[30] += 5
+    times_s = list(accumulate(steps_s))
     watch_scripts = imported("watch_scripts")
-    pairs = watch_scripts.pair_steps(plain, observed)
-    overheads = [watch_scripts.overhead_of(pairs[name]) for name in ("times_s", "cpu_s")]
-    assert [each["mean"] for each in overheads] == [each["median"] for each in overheads] == [0.01, 0.02]
-    assert [each["n"] for each in overheads] == [19, 19]
-
-
-TAKE_TURNS = """
-import os, sys, time
-from sitecustomize import Turns
-turns = Turns(sys.argv[1], *sys.argv[2:])
-time.sleep(0.1 * (sys.argv[2] == "plain"))
-for step in range(4):
-    with open(f"{sys.argv[1]}/log", "a") as log:
-        log.write(sys.argv[2][0])
-    turns.end()
-"""
-
-
-def test_two_runs_take_turns_from_the_second_step_on(tmp_path):
-    sides = ("plain", "watched")
-    for side in sides:
-        os.mkfifo(tmp_path / f"{side}-0")
-    environ = os.environ | {"PYTHONPATH": str(FOLDER / "watch_shim")}
-    running = [
-        subprocess.Popen([sys.executable, "-c", TAKE_TURNS, str(tmp_path), *pair], env=environ)
-        for pair in (sides, sides[::-1])
-    ]
-    assert [each.wait(60) for each in running] == [0, 0]
-    log = (tmp_path / "log").read_text()
-    assert sorted(log[:2]) == ["p", "w"]
-    assert log[2:] == "wpwpwp"
+    cpu_s = [2 * each for each in times_s]
+    pairs = watch_scripts.pair_steps({"times_s": times_s, "cpu_s": cpu_s, "is_on": is_on})
+    assert [each for pair in pairs["cpu_s"] for each in pair] == pytest.approx([0.2, 0.202] * 14)
+    for name in pairs:
+        assert watch_scripts.overhead_of(pairs[name]) == {
+            "mean": 0.01,
+            "low": 0.01,
+            "high": 0.01,
+            "median": 0.01,
+            "n": 14,
+        }
 
 
 def test_an_answer_is_right_wrong_or_none(imported):
