@@ -187,8 +187,10 @@ def _read_cpu_s(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def arrange(photographs: Path, root: Path, pixels: int, copies: int, classes: int = 10) -> None:
-    """Write smaller copies of photographs to class folders in `train` and `val`, and two links to each to `flat`.
+def arrange(
+    photographs: Path, root: Path, pixels: int, copies: int, classes: int = 10, flat: int = FLAT_COPIES
+) -> None:
+    """Write smaller copies of photographs to class folders in `train` and `val`, and `flat` links to each to `flat`.
 
     Each training photograph is there `copies` times.
     """
@@ -206,8 +208,8 @@ def arrange(photographs: Path, root: Path, pixels: int, copies: int, classes: in
             small = image.convert("RGB")
             small.thumbnail((2 * pixels, 2 * pixels))
             small.save(place, quality=90)
-        names = [f"{label}_{number + copy * len(files)}.jpg" for copy in range(max(copies, FLAT_COPIES))]
-        for name in names[:FLAT_COPIES]:
+        names = [f"{label}_{number + copy * len(files)}.jpg" for copy in range(max(copies, flat))]
+        for name in names[:flat]:
             (root / "flat" / name).symlink_to(place)
         for name in names[1:copies] if split == "train" else ():
             (place.parent / name).symlink_to(place)
@@ -330,7 +332,7 @@ def main() -> int:
     chosen = [each for each in scripts(named_scripts(args)) if not args.only or each.name in args.only]
     with tempfile.TemporaryDirectory(prefix="watch-scripts-") as temporary:
         folder = Path(temporary)
-        arrange(args.data, folder / "data", 128, args.copies)
+        arrange(args.data, folder / "data", 128, args.copies, flat=2 * args.copies)
         rows = [compare(each, ranks, folder / "data", folder, args.epochs) for each in chosen for ranks in args.ranks]
     if args.json:
         packages = ("torch", "torchvision", "transformers", "lightning", "accelerate", "timm")
