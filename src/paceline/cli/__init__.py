@@ -14,7 +14,6 @@ import typer
 # Nothing here may import torch: `paceline --help` and completion answer without it.
 from paceline.cli import start_time  # noqa: F401  first, because it takes the start time
 from paceline.cli.app import app, program_for
-from paceline.cli.old_spellings import rewrite_scale
 from paceline.core.console import ConsoleLostError, lost_output_reason, progress_console, secure_console
 from paceline.core.errors import PacelineError, PeerLostError, WorldError
 from paceline.core.process import ignore_stop_signals
@@ -63,7 +62,7 @@ def _flush_stdout(code: int) -> int:
 
 def _run() -> int:
     try:
-        sys.argv = _with_current_verb(without_local_rank(sys.argv, os.environ))
+        sys.argv = without_local_rank(sys.argv, os.environ)
         args = sys.argv[1:]
         code = print_completions(args[1:]) if args[:1] == [COMPLETE] else program_for(args)(standalone_mode=False)
         sys.stdout.flush()  # raises for a closed pipe while errors are still reported
@@ -85,13 +84,6 @@ def without_local_rank(argv: list[str], environ: Mapping[str, str]) -> list[str]
         known = environ.get("LOCAL_RANK", "not set")
         raise WorldError(f"{option}: {rank}, but LOCAL_RANK is {known} (leave it out, and start ranks with torchrun)")
     return [argv[0], *argv[2:]]
-
-
-def _with_current_verb(argv: list[str]) -> list[str]:
-    args, note = rewrite_scale(argv[1:])
-    if note and _is_main():
-        print(note, file=sys.stderr)
-    return [argv[0], *args]
 
 
 def print_completions(args: list[str]) -> int:

@@ -1,11 +1,10 @@
-"""Options of `paceline predict-scaling` that have no effect, and command lines from before `scale` was split."""
+"""Options of `paceline predict-scaling` that have no effect."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.cli.old_spellings import rewrite_scale
 from paceline.cli.options import PredictScalingOptions
 from paceline.cli.scale_options import refuse_prediction_options
 from paceline.core.errors import RecipeError
@@ -25,24 +24,3 @@ CSV, RUN = Path("times.csv"), Path("runs/one")
 def test_options_without_effect_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=f"^{message}"):
         refuse_prediction_options(PredictScalingOptions(**options))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("scale --predict --points a.csv --at 8", "predict-scaling --points a.csv --at 8"),
-        ("scale runs/one --predict --network=ndr", "predict-scaling runs/one --network=ndr"),
-        ("scale --collective --ranks 2 --out net.json", "allreduce --ranks 2 --out net.json"),
-        ("scale digits --batch-sizes=64,128", "batch-study digits --batch-sizes=64,128"),
-        ("submit scale digits --nodes 2 -- --warmups 0ep", "submit batch-study digits --nodes 2 -- --warmups 0ep"),
-    ],
-)
-def test_an_old_spelling_is_rewritten_with_a_note(old: str, new: str) -> None:
-    words, note = rewrite_scale(old.split())
-    assert words == new.split()
-    assert note.startswith("note: ") and new.removeprefix("submit ").split()[0] in note
-
-
-@pytest.mark.parametrize("line", ["scale digits --ranks 1,2", "train scale --predict", "", "submit digits"])
-def test_other_command_lines_stay(line: str) -> None:
-    assert rewrite_scale(line.split()) == (line.split(), "")
