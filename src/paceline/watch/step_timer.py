@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from paceline.core.stages import DATA_WAIT, EPOCH_BOUNDARY, EXPOSED, OTHER, PREPARE
+from paceline.watch.device_events import DeviceEvents
 
 FORWARD: Final = "forward"
 LOSS: Final = "loss"
@@ -26,31 +27,6 @@ _MERGED_S: Final = 1e-3
 Seconds = dict[str, float]
 Pause = tuple[str, float, float]
 """Name, start and end."""
-
-
-class Boundaries(Protocol):
-    """Moments on the device at which the host changed from one stage to another."""
-
-    def record(self, stage: str) -> None:
-        """Record that `stage` begins; "" is a pause."""
-        ...
-
-    def end_step(self, n: int, stage: str) -> None:
-        """End step `n`, or its next part; the next one begins with `stage`."""
-        ...
-
-    @property
-    def num_recorded(self) -> int:
-        """Number of boundaries in the open step."""
-        ...
-
-    def forget_since(self, num_recorded: int) -> None:
-        """Drop the boundaries after the first `num_recorded` of the open step."""
-        ...
-
-    def rename_since(self, num_recorded: int, stage: str, new: str) -> None:
-        """Call `stage` by its new name after the first `num_recorded` boundaries of the open step."""
-        ...
 
 
 @dataclass
@@ -104,7 +80,7 @@ class StepTimer:
     ) -> None:
         self.is_on = True
         self.in_forward = False
-        self.device: Boundaries | None = None
+        self.device: DeviceEvents | None = None
         self._now = now
         self._on_step = on_step
         self._thread = get_ident()
