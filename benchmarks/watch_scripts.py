@@ -10,7 +10,7 @@ FOLDER has JPEGs at any depth. The scripts are `train.py` of github.com/huggingf
 `peers/` run the Trainers of Transformers and Lightning. All train on a CPU, on one rank and on two.
 
 Three runs of a script start from the same seed: one without observation, one with, and a longer one (`--epochs`) of
-smaller batches whose observation is switched on for one step of each two, the first or the second at random. Two
+shorter steps whose observation is switched on for one step of each two, the first or the second at random. Two
 processes that run the same program differ by more than 1 %, and so does a machine from one second to the next;
 neighboring steps of one process do not. `watch_shim/` is loaded into all three: it seeds, switches, notes when
 optimizer steps end, and takes digests of all losses and of the last weights. It also lets scripts that expect a GPU per
@@ -221,7 +221,9 @@ def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -
     ran, found = {}, {}
     for kind, shim in shims.items():
         place = folder / f"{script.name}-{ranks}-{kind}"
-        own = replace(size, batch=size.batch // 2, epochs=epochs) if kind == "switched" else size
+        own = (
+            replace(size, pixels=size.pixels // 2, batch=size.batch // 2, epochs=epochs) if kind == "switched" else size
+        )
         words = command(script, data, place / "out", own, ranks)
         environ = {"SHIM_OUT": str(place), "SHIM_CPU": "1", **script.environ, **shim}
         ran[kind] = run(words if kind == "plain" else watched(words, place / "watch"), place, environ)
@@ -296,12 +298,12 @@ def overhead_of(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 SIZES: Final = {
-    "timm": Size(pixels=64, batch=16, epochs=2, workers=1),
-    "torchvision": Size(pixels=64, batch=16, epochs=2, workers=1),
-    "imagenet": Size(pixels=224, batch=8, epochs=2, workers=1),
+    "timm": Size(pixels=64, batch=16, epochs=1, workers=1),
+    "torchvision": Size(pixels=64, batch=16, epochs=1, workers=1),
+    "imagenet": Size(pixels=224, batch=8, epochs=1, workers=1),
     "accelerate": Size(pixels=224, batch=64, epochs=3, workers=4),
-    "transformers": Size(pixels=64, batch=16, epochs=2, workers=1),
-    "lightning": Size(pixels=64, batch=16, epochs=2, workers=1),
+    "transformers": Size(pixels=64, batch=16, epochs=1, workers=1),
+    "lightning": Size(pixels=64, batch=16, epochs=1, workers=1),
 }
 
 
