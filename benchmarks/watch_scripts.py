@@ -15,7 +15,8 @@ processes that run the same program differ by more than 1 %, and so does a machi
 neighboring steps of one process do not. `watch_shim/` is loaded into all three: it seeds, switches, notes when
 optimizer steps end, and takes digests of all losses and of the last weights. It also lets scripts that expect a GPU per
 rank use gloo and CPUs, and gives Accelerate's example a small model without weights to download. PyTorch's ImageNet
-script does not use DDP on CPUs, so its two ranks train apart.
+script does not use DDP on CPUs, so its two ranks train apart. Two ranks load their own images, where the script has an
+option for it: two cores have no room for workers beside them.
 
 `attributed` is the share of the measured steps of rank 0 in stages other than `other`. `overhead` is by how much longer
 an observed step of rank 0 takes than the one beside it, by the clock, and `cpu_overhead` by the CPU time of the
@@ -221,9 +222,9 @@ def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -
     ran, found = {}, {}
     for kind, shim in shims.items():
         place = folder / f"{script.name}-{ranks}-{kind}"
-        own = (
-            replace(size, pixels=size.pixels // 2, batch=size.batch // 2, epochs=epochs) if kind == "switched" else size
-        )
+        own = replace(size, workers=size.workers if ranks == 1 else 0)
+        if kind == "switched":
+            own = replace(own, pixels=size.pixels // 2, batch=size.batch // 2, epochs=epochs * ranks)
         words = command(script, data, place / "out", own, ranks)
         environ = {"SHIM_OUT": str(place), "SHIM_CPU": "1", **script.environ, **shim}
         ran[kind] = run(words if kind == "plain" else watched(words, place / "watch"), place, environ)
