@@ -15,8 +15,8 @@ processes that run the same program differ by more than 1 %, and so does a machi
 neighboring steps of one process do not. `watch_shim/` is loaded into all three: it seeds, switches, notes when
 optimizer steps end, and takes digests of all losses and of the last weights. It also lets scripts that expect a GPU per
 rank use gloo and CPUs, and gives Accelerate's example a small model without weights to download. PyTorch's ImageNet
-script does not use DDP on CPUs, so its two ranks train apart. Two ranks load their own images, where the script has an
-option for it: two cores have no room for workers beside them.
+script does not use DDP on CPUs, so its two ranks train apart. Two ranks load their own images, where the script lets
+them: two cores have no room for workers beside them.
 
 `attributed` is the share of the measured steps of rank 0 in stages other than `other`. `overhead` is by how much longer
 an observed step of rank 0 takes than the one beside it, by the clock, and `cpu_overhead` by the CPU time of the
@@ -78,6 +78,8 @@ class Script:
     environ: Mapping[str, str] = field(default_factory=dict)
     several: Sequence[str] = ()
     """Arguments for two ranks."""
+    needs_workers: bool = False
+    """Whether it ends with an error without loader workers."""
 
 
 def scripts(paths: Mapping[str, Path | None]) -> list[Script]:
@@ -120,7 +122,7 @@ def scripts(paths: Mapping[str, Path | None]) -> list[Script]:
         return arguments
 
     found = [
-        Script("timm", timm),
+        Script("timm", timm, needs_workers=True),
         Script("torchvision", torchvision),
         Script("imagenet", imagenet, several=("--dist-url", "env://", "--dist-backend", "gloo")),
         Script("accelerate", accelerate, environ={"SHIM_MODEL": "test_resnet"}),
@@ -222,7 +224,7 @@ def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -
     ran, found = {}, {}
     for kind, shim in shims.items():
         place = folder / f"{script.name}-{ranks}-{kind}"
-        own = replace(size, workers=size.workers if ranks == 1 else 0)
+        own = replace(size, workers=size.workers if ranks == 1 or script.needs_workers else 0)
         if kind == "switched":
             own = replace(own, pixels=size.pixels // 2, batch=size.batch // 2, epochs=epochs * ranks)
         words = command(script, data, place / "out", own, ranks)
