@@ -30,9 +30,8 @@ def error_of(ranks, *args: str, num_ranks: int = 1, absent: Sequence[int] = (), 
     completed = ranks(*SMALL, f"parallel.timeout={TIMEOUT_S}s", *args, ranks=num_ranks, absent=absent, **environ)
     assert time.monotonic() - started < WITHIN_S
     # A start that lasts names what it waits for.
-    assert 0 not in completed.codes and 2 in completed.codes and completed.out in ("", "connecting the ranks ...\n"), (
-        completed
-    )
+    assert 2 in completed.codes and 0 not in completed.codes, completed
+    assert completed.out in ("", "connecting the ranks ...\n"), completed
     output = [line for errors in completed.errors for line in errors.splitlines()]
     assert len(output) == 1 and output[0].startswith("error: "), completed.errors
     return output[0]
