@@ -24,8 +24,10 @@ def test_two_nodes_train_the_same_as_two_local_ranks(
     args = (*args, "log.samples=true", "log.tensorboard=off", "log.report=off", "data.workers=0")
     args = (*args, "parallel.threads=1", "measure.communication=on")
     before = {name: slurm.machines.received_bytes(name) for name in ("node01", "node02")}
-    job = slurm.submit(*args, "--nodes", "2", "--run-dir", "run", folder=tmp_path)["job_id"]
-    assert slurm.wait_for_state(job, "COMPLETED")["NodeList"] == "node[01-02]"
+    options = ("--engine", "slurm", "--nodes", "2", "--run-dir", "run", "--wait", "--json")
+    completed = slurm.paceline("submit", *args, *options, folder=tmp_path)
+    assert completed.returncode == 0, (completed.stdout, completed.stderr)
+    assert slurm.facts(json.loads(completed.stdout)["job_id"])["NodeList"] == "node[01-02]"
 
     run = tmp_path / "run"
     result = json.loads((run / "result.json").read_text())
