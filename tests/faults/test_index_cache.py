@@ -16,7 +16,7 @@ from paceline.data.native import NATIVE_MISSING_MESSAGE, load_native
 pytestmark = pytest.mark.skipif(load_native() is None, reason=NATIVE_MISSING_MESSAGE)
 
 LIMIT_S = 120
-STEPS = 8
+STEPS = 12
 ARGS = (
     "train",
     "folder",
@@ -26,8 +26,8 @@ ARGS = (
     "data.batch_size=12",
     "data.workers=2",
     "data.on_bad_image=skip",
-    "schedule.warmup=1ep",
-    "train.epochs=2",
+    "schedule.warmup=0ep",
+    "train.epochs=3",
     "log.every=1st",
     "log.samples=true",
     "log.tensorboard=off",
@@ -157,5 +157,5 @@ def test_a_cache_that_cannot_be_written_is_reported_once_and_ends_no_run(
     (tmp_path / "taken").write_bytes(b"")
     result = ranks(*args, "train.epochs=1", f"data.cache={tmp_path / 'taken'}", "--run-dir", "run").result
     warned = [row["message"] for row in lines_of(tmp_path / "run/warnings.jsonl") if "data.cache" in row["message"]]
-    assert result["steps"] == STEPS / 2
+    assert result["steps"] == STEPS / 3
     assert len(warned) == 2 and all("taken" in message for message in warned)  # of the training and the validation set
