@@ -15,6 +15,7 @@ ARGS = (
     "model.width=0.2",
     "data.source.num_images=96",
     "data.source.num_val_images=12",
+    "data.source.image_size=16",
     "data.batch_size=12",
     "train.steps=12",
     "train.eval_every=6st",

@@ -137,12 +137,13 @@ def test_a_rank_killed_in_the_first_second_never_causes_a_hang(paceline, pacelin
 
     Half of the killed ranks host the store.
     """
-    starts = ((paceline_anew, (0.05, 0.4)), (paceline, (0.1, 0.3, 0.6, 1.0)))
+    starts = ((paceline_anew, (0.0, 0.4)), (paceline, (0.1, 0.2, 0.4, 0.8)))
     for rank, (start, delays) in itertools.product((0, 1), starts):
         runs = [start.start(*LONG, "--ranks", "2", "--run-dir", f"run-{rank}-{delay}") for delay in delays]
-        begun = time.monotonic()
+        begun = 0.0
         for process, delay in zip(runs, delays, strict=True):
             wait_for(lambda process=process: len(psutil.Process(process.pid).children()) == 2)
+            begun = begun or time.monotonic()
             time.sleep(max(0.0, begun + delay - time.monotonic()))
             ranks = sorted(psutil.Process(process.pid).children(), key=lambda each: each.pid)
             ranks[rank].kill()
