@@ -18,9 +18,9 @@ ARGS = (
     "data.source.num_val_images=24",
     "data.batch_size=12",
     "data.augment=[pad_crop,flip]",
-    "train.steps=120",
+    "train.steps=80",
     "train.ema.decay=0.9",
-    "train.eval_every=60st",
+    "train.eval_every=40st",
     "checkpoint.every=50st",
     "log.every=1st",
     "log.samples=true",
@@ -39,7 +39,7 @@ STOP_S = 20.0
 def uninterrupted(ranks_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an uninterrupted run on two ranks; the number of workers does not change it."""
     folder = tmp_path_factory.mktemp("whole")
-    assert ranks_in(folder)(*ARGS, "--run-dir", "run", ranks=2).result["steps"] == 120
+    assert ranks_in(folder)(*ARGS, "--run-dir", "run", ranks=2).result["steps"] == 80
     return folder / "run"
 
 
@@ -119,11 +119,11 @@ def test_a_signal_to_all_processes_loses_no_step(
         family = tree_of(process)
         assert len(family) == 1 + 2 + 2 * 2
         came = assert_preempted(process, run, since=send(number, *family))
-        assert came < 120
+        assert came < 80
         clean(run, within_s=5.0)
         resume = ("--resume",)
     resumed = ranks(*ARGS, "--run-dir", "run", *resume, ranks=2).result
-    assert (resumed["status"], resumed["steps"]) == ("completed", 120)
+    assert (resumed["status"], resumed["steps"]) == ("completed", 80)
     same_as(run, uninterrupted)
 
 
@@ -173,7 +173,7 @@ def test_signals_50_ms_apart_during_a_save_do_no_harm(
     send(signal.SIGINT, launcher)
     assert_preempted(process, run, since)
     clean(run, within_s=5.0)
-    assert ranks(*ARGS, "--run-dir", "run", "--resume", ranks=2).result["steps"] == 120
+    assert ranks(*ARGS, "--run-dir", "run", "--resume", ranks=2).result["steps"] == 80
     same_as(run, uninterrupted)
 
 
