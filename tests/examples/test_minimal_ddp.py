@@ -1,6 +1,7 @@
 """`minimal_ddp.py`, in plain PyTorch, and `paceline train` train the same weights from the same batches."""
 
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from torch.utils.data import DistributedSampler
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_ddp.py"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # One of gloo's threads freed a tensor while the interpreter ended: https://github.com/pytorch/pytorch/issues/190489
 ABORTED = "terminate called without an active exception"
 IN_ORDER = """
@@ -35,6 +35,15 @@ def example(monkeypatch: pytest.MonkeyPatch):
 
     yield minimal_ddp
     del sys.modules["minimal_ddp"]
+
+
+def torchrun_environs(ranks: int) -> list[dict[str, str]]:
+    """Return the environment that torchrun sets for each of its ranks."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    every = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{**every, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
 def order_of(example, world_size: int) -> torch.Tensor:
@@ -62,14 +71,14 @@ def test_the_example_is_short_and_does_not_import_paceline() -> None:
 def test_plain_pytorch_and_paceline_train_the_same_weights(
     example, forking, paceline, tmp_path: Path, ranks: int
 ) -> None:
-    args = [str(EXAMPLE)] if ranks == 1 else [*TORCHRUN, str(EXAMPLE)]
     for _ in range(2):
-        process = forking.start(args, tmp_path, {**os.environ, **NO_GPU})
-        out, err = process.communicate()
-        if ABORTED not in err:
+        environs = [{}] if ranks == 1 else torchrun_environs(ranks)
+        started = [forking.start([str(EXAMPLE)], tmp_path, {**os.environ, **NO_GPU, **each}) for each in environs]
+        output = [process.communicate() for process in started]
+        if not any(ABORTED in err for _, err in output):
             break
-    assert process.returncode == 0, err
-    lines = out.splitlines()
+    assert [process.returncode for process in started] == [0] * ranks, output
+    lines = output[0][0].splitlines()
     assert len(lines) == example.EPOCHS and lines[-1].startswith(f"epoch {example.EPOCHS}/{example.EPOCHS}: ")
     assert float(lines[-1].rpartition(" ")[2].removesuffix("%")) > 80
     plain = torch.load(tmp_path / "minimal_ddp.pt", weights_only=True)

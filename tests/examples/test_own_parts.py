@@ -102,7 +102,8 @@ def test_a_run_of_a_custom_model_is_resumed_only_with_trust_code(own_model_run, 
 
 def test_trust_code_is_passed_to_the_runs_of_an_experiment(own_model_run, paceline, tmp_path) -> None:
     (tmp_path / "r.yaml").write_text("extends: digits\nmodel: {name: 'own_model:Pyramid'}\nparallel: {device: cpu}\n")
-    args = ("scale", "r.yaml", "--ranks", "2", "--steps", "2", "--repeats", "1", "--run-dir", "scaled")
+    quick = ("data.batch_size=32", "data.workers=0", "measure.warmup_steps=1", "log.tensorboard=off", "log.report=off")
+    args = ("scale", "r.yaml", *quick, "--ranks", "2", "--steps", "2", "--repeats", "1", "--run-dir", "scaled")
     paceline(*args, **ON_PATH).assert_error("r.yaml:2: model.name: own_model:Pyramid is custom code")
     assert not (tmp_path / "scaled").exists()
     completed = paceline(*args, "--trust-code", **ON_PATH)

@@ -107,7 +107,7 @@ def test_the_newest_checkpoint_is_intact_after_a_kill_at_any_moment(tmp_path: Pa
     three_saves_s = time.monotonic() - started_s
     shutil.rmtree(tmp_path / "paced")
     newest_reported, num_reported, num_left = -1, 0, 0
-    for _ in range(100):
+    for _ in range(50):
         after_s = draw.uniform(0.0, three_saves_s)
         output = kill_while_saving(tmp_path, lambda pipe, after_s=after_s: sleep(after_s), background=background)
         newest_reported, num_reported = max(newest_reported, output), num_reported + (output >= 0)

@@ -20,7 +20,7 @@ ARGS = (
     "data.source.num_images=48",
     "data.source.num_val_images=12",
     "data.batch_size=12",
-    "train.steps=8",
+    "train.steps=4",
     "log.every=1st",
     "log.tensorboard=off",
     "log.report=off",
@@ -63,7 +63,7 @@ def test_a_run_completes_if_its_output_cannot_be_written(forking, tmp_path: Path
     assert any("stdout: cannot be written: No space left on device" in line for line in warnings_of(tmp_path / "run"))
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [pytest.param("2>&-", marks=pytest.mark.long), "<&- >&- 2>&-"])
 def test_a_run_completes_without_standard_streams(tmp_path: Path, closed: str) -> None:
     completed = in_shell(tmp_path, ARGS, closed)
     assert completed.returncode == 0, completed.stderr
@@ -149,9 +149,9 @@ def test_a_verb_fails_if_its_output_cannot_be_written(tmp_path: Path, redirectio
     ],
     ids=["empty", "long name", "long path", "no UTF-8"],
 )
-def test_an_invalid_run_directory_is_refused(paceline_anew, name: str, why: str) -> None:
-    paceline_anew("train", "digits", "--run-dir", name).assert_error("--run-dir", why)
+def test_an_invalid_run_directory_is_refused(paceline, name: str, why: str) -> None:
+    paceline("train", "digits", "--run-dir", name).assert_error("--run-dir", why)
 
 
-def test_a_too_long_run_name_is_reported_in_one_line(paceline_anew) -> None:
-    paceline_anew("report", "x" * 300).assert_error("File name too long")
+def test_a_too_long_run_name_is_reported_in_one_line(paceline) -> None:
+    paceline("report", "x" * 300).assert_error("File name too long")

@@ -12,7 +12,7 @@ import pytest
 
 SMALL = ("train", "model.width=0.1", "data.batch_size=12", "parallel.threads=1", "log.tensorboard=off")
 SECOND_NODE = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-TIMEOUT_S = 3
+TIMEOUT_S = 2
 WITHIN_S = 10
 
 
@@ -30,7 +30,8 @@ def error_of(ranks, *args: str, num_ranks: int = 1, absent: Sequence[int] = (), 
     completed = ranks(*SMALL, f"parallel.timeout={TIMEOUT_S}s", *args, ranks=num_ranks, absent=absent, **environ)
     assert time.monotonic() - started < WITHIN_S
     # A start that lasts names what it waits for.
-    assert 0 not in completed.codes and completed.out in ("", "connecting the ranks ...\n"), completed
+    assert 2 in completed.codes and 0 not in completed.codes, completed
+    assert completed.out in ("", "connecting the ranks ...\n"), completed
     output = [line for errors in completed.errors for line in errors.splitlines()]
     assert len(output) == 1 and output[0].startswith("error: "), completed.errors
     return output[0]
@@ -39,17 +40,17 @@ def error_of(ranks, *args: str, num_ranks: int = 1, absent: Sequence[int] = (), 
 # matrix: 42
 def test_a_host_without_an_address_is_named(ranks, free_port: str) -> None:
     output = error_of(ranks, **SECOND_NODE, MASTER_ADDR="no-such-host.invalid", MASTER_PORT=free_port)
-    assert output.startswith("error: MASTER_ADDR: ") and "no-such-host.invalid" in output
+    assert output.startswith("error: MASTER_ADDR: 'no-such-host.invalid' cannot be resolved on ")
 
 
 # matrix: 42
 def test_an_unreachable_rank_0_is_named(ranks, free_port: str) -> None:
     output = error_of(ranks, **SECOND_NODE, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port)
-    assert output.startswith("error: MASTER_ADDR: rank 1 cannot reach rank 0") and free_port in output
+    assert output.startswith(f"error: MASTER_ADDR: rank 1 cannot reach rank 0 at 127.0.0.1:{free_port}")
 
 
 # matrix: 42
-@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.parametrize("missing", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_missing_rank_is_named(ranks, missing: int) -> None:
     assert f"rank {missing}" in error_of(ranks, num_ranks=3, absent=(missing,))
 
@@ -57,7 +58,7 @@ def test_a_missing_rank_is_named(ranks, missing: int) -> None:
 # matrix: 42
 def test_a_missing_interface_is_named(ranks) -> None:
     output = error_of(ranks, num_ranks=2, GLOO_SOCKET_IFNAME="nowhere0")
-    assert "GLOO_SOCKET_IFNAME" in output and "nowhere0" in output
+    assert "GLOO_SOCKET_IFNAME: 'nowhere0' is not a network interface" in output and "lo" in output
 
 
 # matrix: 47

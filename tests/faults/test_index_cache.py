@@ -1,6 +1,7 @@
 """Runs on a folder of JPEGs are the same run with the index cache, without it and from a pack, however they end."""
 
 import io
+import json
 import shutil
 import time
 from pathlib import Path
@@ -25,16 +26,18 @@ ARGS = (
     "data.batch_size=12",
     "data.workers=2",
     "data.on_bad_image=skip",
-    "schedule.warmup=1ep",
+    "schedule.warmup=0ep",
     "train.epochs=3",
     "log.every=1st",
     "log.samples=true",
     "log.tensorboard=off",
+    "log.report=off",
     "checkpoint.every=1st",
     "checkpoint.keep=99",
     "parallel.threads=1",
     "--json",
 )
+BAD = "train/b/11.jpg"
 SAVED: dict[int, dict[str, Any]] = {
     3: {"mode": "L"},
     4: {"format": "png"},
@@ -55,15 +58,34 @@ def save(path: Path, number: int, mode: str = "RGB", format: str = "jpeg", turne
     path.write_bytes(file.getvalue())
 
 
-@pytest.fixture
-def args(tmp_path: Path) -> tuple[str, ...]:
-    """A run on 48 training images of many kinds, one of them truncated."""
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 training images of many kinds, one of them truncated, and 12 to validate."""
+    folder = tmp_path_factory.mktemp("jpeg") / "images"
     for number in range(60):
         split = "train" if number < 48 else "val"
-        save(tmp_path / f"images/{split}/{'ab'[number % 2]}/{number:02}.jpg", number, **SAVED.get(number % 10, {}))
-    bad = tmp_path / "images/train/b/11.jpg"
+        save(folder / f"{split}/{'ab'[number % 2]}/{number:02}.jpg", number, **SAVED.get(number % 10, {}))
+    bad = folder / BAD
     bad.write_bytes(bad.read_bytes()[:-300])
-    return (*ARGS, f"data.source.root={tmp_path / 'images'}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def args(images: Path) -> tuple[str, ...]:
+    """A run on these images."""
+    return (*ARGS, f"data.source.root={images}")
+
+
+@pytest.fixture(scope="module")
+def uncached(args: tuple[str, ...], ranks_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run of one rank without the cache."""
+    folder = tmp_path_factory.mktemp("uncached")
+    assert ranks_in(folder)(*args, "data.cache=off", "--run-dir", "off").result["loader"]["loader"] == "native"
+    return folder / "off"
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    return json.loads((run / "result.json").read_text())
 
 
 def samples(run: Path, lines_of, ranks: int = 1) -> list[list[tuple[int, int]]]:
@@ -77,44 +99,43 @@ def samples(run: Path, lines_of, ranks: int = 1) -> list[list[tuple[int, int]]]:
 
 
 def test_a_run_is_the_same_with_the_cache_without_it_resumed_and_from_a_pack(
-    args: tuple[str, ...], ranks, paceline, tmp_path: Path, lines_of
+    args: tuple[str, ...], images: Path, uncached: Path, ranks, paceline, tmp_path: Path, lines_of
 ) -> None:
-    cache = tmp_path / "cache"
-    off = ranks(*args, "data.cache=off", "--run-dir", "off").result
-    assert off["loader"]["loader"] == "native" and not cache.exists()
+    cache, off = tmp_path / "cache", result_of(uncached)
     for name in ("new", "again"):
         found = ranks(*args, f"data.cache={cache}", "--run-dir", name).result
         assert found["weights_sha256"] == off["weights_sha256"] and found["eval"] == off["eval"]
-        assert samples(tmp_path / name, lines_of) == samples(tmp_path / "off", lines_of)
+        assert samples(tmp_path / name, lines_of) == samples(uncached, lines_of)
     assert len(list(cache.glob("*/*.index"))) >= 2  # of both splits
-    for step in (1,):  # with a cache that the run has not begun with
-        run = tmp_path / f"cut-{step}"
-        shutil.copytree(tmp_path / "off", run)
-        (run / "result.json").unlink()
-        for path in (run / "checkpoints").iterdir():
-            if int(path.name.removeprefix("step-")) > step:
-                shutil.rmtree(path)
-        found = ranks(*args, f"data.cache={tmp_path / f'cache-{step}'}", "--run-dir", run.name, "--resume").result
-        assert found["weights_sha256"] == off["weights_sha256"]
-    (tmp_path / "images/train/b/11.jpg").unlink()
+    run = tmp_path / "cut"
+    shutil.copytree(uncached, run)
+    (run / "result.json").unlink()
+    for path in (run / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step-")) > 1:
+            shutil.rmtree(path)
+    # With a cache that the run has not begun with.
+    found = ranks(*args, f"data.cache={tmp_path / 'other'}", "--run-dir", run.name, "--resume").result
+    assert found["weights_sha256"] == off["weights_sha256"]
+    shutil.copytree(images, tmp_path / "images")
+    (tmp_path / "images" / BAD).unlink()
     assert paceline("data", "pack", "images", "packed.pack").code == 0
-    whole = ranks(*args, f"data.cache={cache}", "--run-dir", "whole").result
-    packed = (*(each for each in args if "root" not in each), "data.source={name: pack, root: packed.pack}")
+    few = ("train.epochs=1", "checkpoint.every=1ep")
+    whole = ranks(*ARGS, *few, "data.source.root=images", f"data.cache={cache}", "--run-dir", "whole").result
+    packed = (*ARGS, *few, "data.source={name: pack, root: packed.pack}")
     assert ranks(*packed, "--run-dir", "packed-run").result["weights_sha256"] == whole["weights_sha256"]
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_two_ranks_read_the_pixels_of_one(args: tuple[str, ...], ranks, tmp_path: Path, lines_of, cached: bool) -> None:
-    cache = f"data.cache={tmp_path / 'cache' if cached else 'off'}"
-    for num in (1, 2):
-        ranks(*args, cache, "--run-dir", str(num), ranks=num).result  # noqa: B018
-    assert samples(tmp_path / "1", lines_of) == samples(tmp_path / "2", lines_of, ranks=2)
+@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_two_ranks_read_the_pixels_of_one(
+    args: tuple[str, ...], uncached: Path, ranks, tmp_path: Path, lines_of, cached: bool
+) -> None:
+    ranks(*args, f"data.cache={tmp_path / 'cache' if cached else 'off'}", "--run-dir", "2", ranks=2).result  # noqa: B018
+    assert samples(uncached, lines_of) == samples(tmp_path / "2", lines_of, ranks=2)
 
 
 def test_a_run_that_is_killed_in_its_first_epoch_resumes_as_if_it_had_not_been(
-    args: tuple[str, ...], paceline, ranks, tmp_path: Path, lines_of
+    args: tuple[str, ...], uncached: Path, paceline, ranks, tmp_path: Path, lines_of
 ) -> None:
-    whole = ranks(*args, "data.cache=off", "--run-dir", "whole").result
     cached = (*args, f"data.cache={tmp_path / 'cache'}", "--run-dir", "killed")
     process = paceline.start(*cached)
     deadline_s = time.monotonic() + LIMIT_S
@@ -125,16 +146,16 @@ def test_a_run_that_is_killed_in_its_first_epoch_resumes_as_if_it_had_not_been(
     process.communicate(timeout=LIMIT_S)
     done = len(list((tmp_path / "killed/checkpoints").iterdir()))
     assert 2 <= done < STEPS
-    resumed = ranks(*cached, "--resume").result
+    resumed, whole = ranks(*cached, "--resume").result, result_of(uncached)
     assert resumed["weights_sha256"] == whole["weights_sha256"] and resumed["eval"] == whole["eval"]
-    assert samples(tmp_path / "killed", lines_of) == samples(tmp_path / "whole", lines_of)
+    assert samples(tmp_path / "killed", lines_of) == samples(uncached, lines_of)
 
 
 def test_a_cache_that_cannot_be_written_is_reported_once_and_ends_no_run(
     args: tuple[str, ...], ranks, tmp_path: Path, lines_of
 ) -> None:
     (tmp_path / "taken").write_bytes(b"")
-    result = ranks(*args, f"data.cache={tmp_path / 'taken'}", "--run-dir", "run").result
+    result = ranks(*args, "train.epochs=1", f"data.cache={tmp_path / 'taken'}", "--run-dir", "run").result
     warned = [row["message"] for row in lines_of(tmp_path / "run/warnings.jsonl") if "data.cache" in row["message"]]
-    assert result["steps"] == STEPS
+    assert result["steps"] == STEPS / 3
     assert len(warned) == 2 and all("taken" in message for message in warned)  # of the training and the validation set

@@ -15,9 +15,10 @@ ARGS = (
     "model.width=0.2",
     "data.source.num_images=96",
     "data.source.num_val_images=12",
+    "data.source.image_size=16",
     "data.batch_size=12",
-    "train.steps=24",
-    "train.eval_every=12st",
+    "train.steps=12",
+    "train.eval_every=6st",
     "checkpoint.every=3st",
     "checkpoint.keep=50",
     "log.tensorboard=off",
@@ -50,7 +51,7 @@ def test_a_run_that_cannot_save_its_final_weights_fails_and_is_resumed(
     completed = paceline(*ARGS, "--json", "--run-dir", str(run))
     assert completed.code == 4, completed.err
     (error,) = [line for line in completed.err.splitlines() if line.startswith("error: ")]
-    assert "last step, 24, could not be saved" in error and "step-00000003" in error and "--resume" in error
+    assert "last step, 12, could not be saved" in error and "step-00000003" in error and "--resume" in error
     result = json.loads((run / "result.json").read_text())
     assert result["status"] == "failed" and result == json.loads(completed.out)
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000003"]
@@ -59,13 +60,13 @@ def test_a_run_that_cannot_save_its_final_weights_fails_and_is_resumed(
 
     (full_disk / "fill").unlink()
     judged = paceline("eval", str(run), "--json")
-    assert judged.code == 0 and "last step, 24, is missing; step-00000003 is used" in judged.err
+    assert judged.code == 0 and "last step, 12, is missing; step-00000003 is used" in judged.err
 
     resumed = paceline("train", str(run), "--resume", "--json").result
     assert resumed["status"] == "completed" and resumed["weights_sha256"] == uninterrupted["weights_sha256"]
     assert "was already complete" in paceline("train", str(run), "--resume", "--json").err
 
-    shutil.rmtree(run / "checkpoints" / "step-00000024")  # as by versions that did not check this
+    shutil.rmtree(run / "checkpoints" / "step-00000012")  # as by versions that did not check this
     again = paceline("train", str(run), "--resume", "--json")
     assert again.result["weights_sha256"] == uninterrupted["weights_sha256"] and "was already complete" not in again.err
-    assert (run / "checkpoints" / "step-00000024").is_dir()
+    assert (run / "checkpoints" / "step-00000012").is_dir()

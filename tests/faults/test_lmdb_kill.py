@@ -23,7 +23,7 @@ from paceline.recipe.schema.source import Lmdb
 
 pytest.importorskip("lmdb", reason="an LMDB is written by the package lmdb: pip install lmdb")
 IMAGES = 120
-KILLS = 30
+KILLS = 15
 
 
 @dataclass(frozen=True)

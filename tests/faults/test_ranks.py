@@ -1,6 +1,7 @@
 """If a rank dies, hangs, fails or diverges, the run ends soon, one line names the rank, and no process is left."""
 
 import hashlib
+import itertools
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ import psutil
 import pytest
 
 LONG = ("train", "train.epochs=500", "model.width=0.1", "data.batch_size=12", "data.workers=0", "parallel.threads=1")
-TIMEOUT_S = 5
+TIMEOUT_S = 3
 """The value of `parallel.timeout` in tests of hangs; it also applies to the start, while one rank reads the data."""
 NAMED_S = TIMEOUT_S + 2
 ENDED_S = NAMED_S + 5
@@ -108,7 +109,7 @@ def test_a_killed_rank_is_named_with_its_step_and_the_run_ends(paceline, rank: i
 
 
 # matrix: 10
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_surviving_ranks_end_by_themselves(paceline, tmp_path: Path, rank: int) -> None:
     """Without a launcher, the surviving ranks have two seconds."""
     processes = start_without_launcher(paceline, 3)
@@ -131,14 +132,18 @@ def wait_for(is_so, within_s: float = 120) -> None:
 
 
 # matrix: 12
-def test_a_rank_killed_in_the_first_second_never_causes_a_hang(paceline_anew) -> None:
-    """It is killed before Python starts, in its imports, while it connects, or after; half of them host the store."""
-    delays = [0.05, 0.2, 0.4, 0.7, 1.0]
-    for rank in (0, 1):
-        runs = [paceline_anew.start(*LONG, "--ranks", "2", "--run-dir", f"run-{rank}-{number}") for number in range(5)]
-        begun = time.monotonic()
+def test_a_rank_killed_in_the_first_second_never_causes_a_hang(paceline, paceline_anew) -> None:
+    """It is killed before Python starts or in its imports, or, without imports, while it connects or after.
+
+    Half of the killed ranks host the store.
+    """
+    starts = ((paceline_anew, (0.0, 0.4)), (paceline, (0.1, 0.3, 0.7)))
+    for rank, (start, delays) in itertools.product((0, 1), starts):
+        runs = [start.start(*LONG, "--ranks", "2", "--run-dir", f"run-{rank}-{delay}") for delay in delays]
+        begun = 0.0
         for process, delay in zip(runs, delays, strict=True):
             wait_for(lambda process=process: len(psutil.Process(process.pid).children()) == 2)
+            begun = begun or time.monotonic()
             time.sleep(max(0.0, begun + delay - time.monotonic()))
             ranks = sorted(psutil.Process(process.pid).children(), key=lambda each: each.pid)
             ranks[rank].kill()
@@ -174,7 +179,7 @@ from paceline.training.trainer import Trainer
 step = Trainer.train_step
 
 def train_step(self, batch, state):
-    if os.environ["RANK"] == os.environ["FAULTY_RANK"] and state.step == 30:
+    if os.environ["RANK"] == os.environ["FAULTY_RANK"] and state.step == 10:
         match os.environ["FAULT"]:
             case "keeps the GIL":
                 ctypes.PyDLL(None).sleep(600)
@@ -223,7 +228,7 @@ def test_a_hung_rank_is_named_with_step_and_stage_and_writes_its_stacks(paceline
     ends = results_of(faulty(paceline, "sleeps", rank, f"parallel.timeout={TIMEOUT_S}s"), within_s=120)
     lines = [line for _, lines in ends for line in lines]
     assert [code for code, _ in ends] == [1, 1] and len(lines) == 1, ends
-    assert f"rank {rank}" in lines[0] and " makes no progress: at step 30 in h2d" in lines[0], lines
+    assert f"rank {rank}" in lines[0] and " makes no progress: at step 10 in h2d" in lines[0], lines
     stacks = Path("run") / f"stacks.rank{rank}.txt"
     assert f"(stacks in {stacks})" in lines[0]
     assert "train_step" in (paceline.folder / stacks).read_text()
@@ -295,7 +300,7 @@ def test_reading_data_may_take_longer_than_the_timeout(paceline) -> None:
     since = time.thread_time()
     hashlib.pbkdf2_hmac("sha256", b"", b"", rounds)
     rounds = int(rounds * 2 * timeout_s / (time.thread_time() - since))
-    args = ("train.epochs=1", f"parallel.timeout={timeout_s}s")
+    args = ("train.epochs=0.1", "schedule.warmup=0ep", "log.report=off", f"parallel.timeout={timeout_s}s")
     processes = start_reading(paceline, 0, *args, rounds=rounds)
     assert results_of(processes, within_s=120) == [(0, []), (0, [])]
     took_s = (paceline.folder / "has_read").stat().st_mtime - (paceline.folder / "reads").stat().st_mtime
@@ -303,7 +308,7 @@ def test_reading_data_may_take_longer_than_the_timeout(paceline) -> None:
 
 
 # matrix: 25
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_only_the_rank_that_raised_prints_an_error(paceline, rank: int) -> None:
     ends = results_of(faulty(paceline, "raises", rank, ranks=3), within_s=120)
     assert [code for code, _ in ends] == [1, 1, 1]
@@ -320,13 +325,13 @@ def test_a_rank_with_fewer_steps_is_named_with_the_steps_of_both(paceline) -> No
     world = {"WORLD_SIZE": "2", "MASTER_PORT": str(free_port())}
     args = ("train.eval_every=off", "checkpoint.every=off", f"parallel.timeout={TIMEOUT_S}s", "--run-dir", "run")
     long = tuple(word for word in LONG if not word.startswith("train.epochs"))
-    steps = ["train.steps=400", "train.steps=40"]
+    steps = ["train.steps=400", "train.steps=20"]
     processes = [paceline.start(*long, *args, steps[rank], RANK=str(rank), **world) for rank in range(2)]
     ends = results_of(processes, within_s=120)
     lines = [line for _, lines in ends for line in lines]
     assert ends[0][0] == 1 and len(lines) == 1, ends
     named = re.match(
-        r"error: rank (?:0 of 2: rank 1|1 of 2) ended after step 40 while others continued, at step 4", lines[0]
+        r"error: rank (?:0 of 2: rank 1|1 of 2) ended after step 20 while others continued, at step 2", lines[0]
     )
     assert named, lines
 
@@ -336,36 +341,13 @@ def test_a_diverged_replica_is_named_with_step_and_parameter(paceline) -> None:
     lines = [line for _, lines in ends for line in lines]
     assert [code for code, _ in ends] == [1, 1, 1] and len(lines) == 1, ends
     assert lines[0].startswith(
-        "error: parallel.check_replicas: rank 1 of 3 has other weights than the rest at step 32, "
+        "error: parallel.check_replicas: rank 1 of 3 has other weights than the rest at step 16, "
     )
 
 
 # matrix: 42
 def test_a_missing_rank_is_named(paceline) -> None:
-    completed = paceline(*LONG, "parallel.timeout=3s", RANK="0", WORLD_SIZE="3", MASTER_PORT=str(free_port()))
+    completed = paceline(*LONG, "parallel.timeout=2s", RANK="0", WORLD_SIZE="3", MASTER_PORT=str(free_port()))
     completed.assert_error(
-        "WORLD_SIZE: 3, but ranks 1, 2 did not come within 3s", "MASTER_ADDR=127.0.0.1", "MASTER_PORT="
+        "WORLD_SIZE: 3, but ranks 1, 2 did not come within 2s", "MASTER_ADDR=127.0.0.1", "MASTER_PORT="
     )
-
-
-# matrix: 42
-def test_a_missing_rank_0_is_reported_with_its_address(paceline) -> None:
-    port = str(free_port())
-    completed = paceline(*LONG, "parallel.timeout=3s", RANK="1", WORLD_SIZE="2", MASTER_PORT=port)
-    completed.assert_error(f"MASTER_ADDR: rank 1 cannot reach rank 0 at 127.0.0.1:{port}")
-
-
-# matrix: 42
-def test_a_host_without_an_address_is_named(paceline) -> None:
-    started = time.monotonic()
-    completed = paceline(*LONG, RANK="1", WORLD_SIZE="2", MASTER_ADDR="no.such.host.invalid", MASTER_PORT="29999")
-    completed.assert_error("MASTER_ADDR: 'no.such.host.invalid' cannot be resolved on ")
-    assert time.monotonic() - started < 10 + SLACK_S
-
-
-# matrix: 42
-def test_a_missing_interface_is_named(paceline) -> None:
-    ends = results_of(start_without_launcher(paceline, 2, GLOO_SOCKET_IFNAME="none0"), within_s=60)
-    lines = [line for _, lines in ends for line in lines]
-    assert len(lines) == 1 and "GLOO_SOCKET_IFNAME: 'none0' is not a network interface" in lines[0], ends
-    assert "lo" in lines[0]

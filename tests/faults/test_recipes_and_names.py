@@ -172,12 +172,9 @@ def test_a_bad_image_with_a_malicious_name_is_reported_in_one_line(ranks, tmp_pa
     assert not list(tmp_path.rglob("canary"))
 
 
-NAMES = ("$(touch canary); `touch canary`", "-rf", "<script> naïve")
-
-
 # matrix: 45
-@pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_and_a_run_may_have_special_characters_in_their_names(ranks, tmp_path: Path, name: str) -> None:
+def test_a_recipe_and_a_run_may_have_special_characters_in_their_names(ranks, tmp_path: Path) -> None:
+    name = "-rf $(touch canary); `touch canary` <script> naïve"
     (tmp_path / f"{name}.yaml").write_text("extends: digits\ntrain: {steps: 1}\nmodel: {width: 0.1}\n")
     quick = ("data.batch_size=12", "parallel.threads=1", "log.tensorboard=off", "--json")
     trained = ranks("train", *quick[3:], "--", f"./{name}.yaml", *quick[:3])
@@ -190,8 +187,8 @@ def test_a_recipe_and_a_run_may_have_special_characters_in_their_names(ranks, tm
 
 
 # matrix: 45
-@pytest.mark.parametrize("name", ["two\nlines\x1b[2J", "a\rb"])
-def test_a_run_directory_with_unprintable_characters_is_printed_escaped(ranks, tmp_path: Path, name: str) -> None:
+def test_a_run_directory_with_unprintable_characters_is_printed_escaped(ranks) -> None:
+    name = "two\nlines\rand\x1b[2J"
     args = ("train", "model.width=0.1", "train.steps=1", "data.batch_size=12", "parallel.threads=1")
     completed = ranks(*args, "log.tensorboard=off", "--run-dir", name)
     output = completed.out + "".join(completed.errors)

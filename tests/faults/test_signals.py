@@ -18,13 +18,14 @@ ARGS = (
     "data.source.num_val_images=24",
     "data.batch_size=12",
     "data.augment=[pad_crop,flip]",
-    "train.steps=120",
+    "train.steps=80",
     "train.ema.decay=0.9",
-    "train.eval_every=60st",
+    "train.eval_every=40st",
     "checkpoint.every=50st",
     "log.every=1st",
     "log.samples=true",
     "log.tensorboard=off",
+    "log.report=off",
     "parallel.threads=1",
     "--json",
 )
@@ -38,7 +39,7 @@ STOP_S = 20.0
 def uninterrupted(ranks_in, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an uninterrupted run on two ranks; the number of workers does not change it."""
     folder = tmp_path_factory.mktemp("whole")
-    assert ranks_in(folder)(*ARGS, "--run-dir", "run", ranks=2).result["steps"] == 120
+    assert ranks_in(folder)(*ARGS, "--run-dir", "run", ranks=2).result["steps"] == 80
     return folder / "run"
 
 
@@ -108,21 +109,21 @@ def assert_preempted(process: "subprocess.Popen[str]", run: Path, since: float) 
 
 # matrix: 19
 def test_a_signal_to_all_processes_loses_no_step(
-    paceline, paceline_anew, ranks, tmp_path: Path, uninterrupted, clean, same_as
+    paceline, ranks, tmp_path: Path, uninterrupted, clean, same_as
 ) -> None:
-    """The run is stopped by one signal after the other and resumed each time; it starts first as users start it."""
+    """The run is stopped by one signal after the other and resumed each time."""
     run, resume, came = tmp_path / "run", (), 0
-    for start, number in ((paceline_anew, signal.SIGTERM), (paceline, signal.SIGUSR1), (paceline, signal.SIGINT)):
-        process = start.start(*ARGS, *WORKERS, "--ranks", "2", "--run-dir", "run", *resume)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        process = paceline.start(*ARGS, *WORKERS, "--ranks", "2", "--run-dir", "run", *resume)
         wait_for(process, lambda came=came: steps_of(run) > came + 5)
         family = tree_of(process)
         assert len(family) == 1 + 2 + 2 * 2
         came = assert_preempted(process, run, since=send(number, *family))
-        assert came < 120
+        assert came < 80
         clean(run, within_s=5.0)
         resume = ("--resume",)
-    resumed = ranks(*ARGS, *WORKERS, "--run-dir", "run", *resume, ranks=2).result
-    assert (resumed["status"], resumed["steps"]) == ("completed", 120)
+    resumed = ranks(*ARGS, "--run-dir", "run", *resume, ranks=2).result
+    assert (resumed["status"], resumed["steps"]) == ("completed", 80)
     same_as(run, uninterrupted)
 
 
@@ -137,9 +138,9 @@ def test_a_stop_signal_to_one_rank_stops_all(paceline, tmp_path: Path, clean) ->
 
 # matrix: 19
 def test_an_interrupted_evaluation_is_repeated(paceline, ranks, tmp_path: Path, lines_of) -> None:
-    """The evaluation of the second step takes over a second, so it is in progress when the step has been logged."""
-    args = (*ARGS, "data.source.num_val_images=4000", "data.eval_batch_size=50", "train.eval_every=2st")
-    args = (*args, "train.steps=3", "train.ema=off")
+    """The evaluation of the second step takes half a second, so it is in progress when the step has been logged."""
+    args = (*ARGS, "data.source.num_val_images=4000", "data.source.image_size=16", "data.eval_batch_size=50")
+    args = (*args, "train.eval_every=2st", "train.steps=3", "train.ema=off")
     unharmed = ranks(*args, "--run-dir", "whole").result
     process = paceline.start(*args, "--ranks", "1", "--run-dir", "run")
     run = tmp_path / "run"
@@ -160,8 +161,8 @@ def test_signals_50_ms_apart_during_a_save_do_no_harm(
     paceline, ranks, tmp_path: Path, uninterrupted, clean, same_as, background: str
 ) -> None:
     """The run saves after every step, so at least the save that the first signal causes is interrupted."""
-    args = (*ARGS, "checkpoint.every=1st", f"checkpoint.background={background}", "--run-dir", "run")
-    process = paceline.start(*args, "--ranks", "2")
+    args = ("checkpoint.every=1st", f"checkpoint.background={background}", "--run-dir", "run")
+    process = paceline.start(*ARGS, *args, "--ranks", "2")
     run = tmp_path / "run"
     wait_for(process, lambda: len(saved_steps(run)) > 2)
     launcher = psutil.Process(process.pid)
@@ -172,7 +173,7 @@ def test_signals_50_ms_apart_during_a_save_do_no_harm(
     send(signal.SIGINT, launcher)
     assert_preempted(process, run, since)
     clean(run, within_s=5.0)
-    assert ranks(*args, "--resume", ranks=2).result["steps"] == 120
+    assert ranks(*ARGS, "--run-dir", "run", "--resume", ranks=2).result["steps"] == 80
     same_as(run, uninterrupted)
 
 
@@ -195,15 +196,15 @@ def test_a_second_ctrl_c_ends_a_run_that_does_not_stop(paceline, tmp_path: Path,
 
 # matrix: 14
 def test_ranks_that_cannot_stop_are_killed_after_the_grace_period(paceline, tmp_path: Path, clean) -> None:
-    process = paceline.start(*ARGS, "checkpoint.grace=2s", "--ranks", "2", "--run-dir", "run")
+    process = paceline.start(*ARGS, "checkpoint.grace=1s", "--ranks", "2", "--run-dir", "run")
     run = tmp_path / "run"
     wait_for(process, lambda: steps_of(run) > 5)
     rank_of(process, 1).suspend()
     since = send(signal.SIGTERM, psutil.Process(process.pid))
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert 2.0 < time.monotonic() - since < 10.0
+    assert 1.0 < time.monotonic() - since < 9.0
     assert process.returncode == 128 + signal.SIGKILL
-    assert "had not stopped 2 s after SIGTERM and was killed (raise checkpoint.grace)" in err.splitlines()[-1]
+    assert "had not stopped 1 s after SIGTERM and was killed (raise checkpoint.grace)" in err.splitlines()[-1]
     clean(run, within_s=5.0)
 
 
@@ -222,6 +223,7 @@ def test_no_process_outlives_a_killed_launcher(paceline, tmp_path: Path, clean) 
 
 
 # matrix: 15
+@pytest.mark.long  # for the ranks it is like SIGKILL, which `test_torchrun` sends to the agent
 def test_no_process_outlives_a_torchrun_agent_that_dies_of_a_signal(paceline_anew, tmp_path: Path, family_of) -> None:
     """By default torchrun does not forward SIGUSR1 but dies of it."""
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "paceline")

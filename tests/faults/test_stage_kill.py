@@ -12,6 +12,7 @@ from paceline.recipe.schema.source import Folder
 
 CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
 """Python audit events before which a process is killed: every change that staging makes on disk begins with one."""
+FAILED = 255
 
 
 @pytest.fixture(autouse=True)
@@ -34,18 +35,21 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-def killed_before_change(change: int, source: Folder, top: Path, *, keeps: bool) -> bool:
-    """Stage and release in a process that kills itself before its `change`-th change; return whether it did so."""
+def staged_until_change(change: int, source: Folder, top: Path, *, keeps: bool) -> int:
+    """Stage and release in a process that kills itself before its `change`-th change.
+
+    Return the number of changes of a process that got to the end, and 0 for one that was killed.
+    """
     child = os.fork()
     if not child:
-        left = change
+        done = 0
 
         def watch(event: str, args: tuple) -> None:
-            nonlocal left
+            nonlocal done
             if event in CHANGES and str(top) in str(args[0]):
-                left -= 1
-                if left < 0:
+                if done == change:
                     os.kill(os.getpid(), signal.SIGKILL)
+                done += 1
 
         try:
             sys.addaudithook(watch)
@@ -54,12 +58,12 @@ def killed_before_change(change: int, source: Folder, top: Path, *, keeps: bool)
             else:
                 with stage_for_run(source, str(top), is_first=True):
                     pass
-            os._exit(0)
+            os._exit(done)
         finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL)
-    return bool(status)
+            os._exit(FAILED)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == -signal.SIGKILL or 0 < code < FAILED
+    return max(code, 0)
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["and leaves", "for keeps"])
@@ -68,7 +72,7 @@ def test_a_kill_at_any_change_leaves_a_complete_copy_or_none(source: Folder, tmp
     top.mkdir()
     expected = contents(Path(source.root))
     change = wholes = 0
-    while killed_before_change(change, source, top, keeps=keeps):
+    while not staged_until_change(change, source, top, keeps=keeps):
         copies = [path for path in top.glob("paceline-stage-*") if path.is_dir() and path.suffix != ".tmp"]
         wholes += len(copies)
         for copy in copies:
@@ -87,12 +91,9 @@ def test_staging_continues_after_many_kills(source: Folder, tmp_path: Path) -> N
     top = tmp_path / "top"
     top.mkdir()
     (tmp_path / "whole").mkdir()
-    changes = 0
-    while killed_before_change(changes, source, tmp_path / "whole", keeps=True):
-        unstage(tmp_path / "whole")
-        changes += 1
+    changes = staged_until_change(sys.maxsize, source, tmp_path / "whole", keeps=True)
     kills = 0
-    while killed_before_change(2 * changes // 3, source, top, keeps=True):
+    while not staged_until_change(2 * changes // 3, source, top, keeps=True):
         kills += 1
         assert kills < 10
     assert kills

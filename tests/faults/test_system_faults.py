@@ -18,7 +18,7 @@ ARGS = (
     "data.batch_size=12",
     "data.image_size=16",
     "train.epochs=auto",
-    "train.steps=120",
+    "train.steps=60",
     "schedule.warmup=0ep",
     "train.eval_every=off",
     "checkpoint.every=10st",
@@ -98,7 +98,7 @@ def test_a_run_with_write_errors_ends_with_an_error_and_resumes_to_the_same_weig
     code, _, err = faulty.completed()
     assert code == 4 and "Traceback" not in err, err
     error = err.splitlines()[-1]
-    assert error.startswith("error: ") and "last step, 120, could not be saved" in error and "result.json" in error
+    assert error.startswith("error: ") and "last step, 60, could not be saved" in error and "result.json" in error
     assert "was not saved: Input/output error" in err and "failed for the same reason" in err
     assert paceline("train", str(run), "--resume", "--json").result["weights_sha256"] == uninterrupted
 
@@ -125,7 +125,7 @@ def test_clock_jumps_change_nothing(tmp_path: Path, shim: Path, uninterrupted: s
     run = tmp_path / "run"
     args = (*SYNTHETIC, *ARGS[1:], "parallel.timeout=20s", "data.workers=1")
     faulty = Faulty(tmp_path, shim, *ARGS[:1], *args, "--run-dir", str(run))
-    for steps, fault in ((10, "clock -86400"), (40, "clock 86400")):
+    for steps, fault in ((10, "clock -86400"), (30, "clock 86400")):
         wait_for_steps(run, steps, faulty.process)
         faulty.fault(fault)
     code, out, err = faulty.completed()
@@ -164,7 +164,7 @@ def test_a_run_on_a_read_only_disk_ends_with_an_error_and_resumes_to_the_same_we
     trigger.write_text("1")
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 4 and "Traceback" not in err, err
-    assert "Read-only file system" in err and "last step, 120, could not be saved" in err.splitlines()[-1]
+    assert "Read-only file system" in err and "last step, 60, could not be saved" in err.splitlines()[-1]
     subprocess.run(["umount", disk], check=True, timeout=30)
     repaired = subprocess.run(["e2fsck", "-fy", disk.with_name("disk.img")], capture_output=True, timeout=60)
     assert repaired.returncode in (0, 1), repaired.stdout  # 1: errors were corrected

@@ -25,6 +25,7 @@ ARGS = (
     "log.every=1st",
     "log.samples=true",
     "log.tensorboard=off",
+    "log.report=off",
     "parallel.threads=1",
     "--json",
 )
@@ -44,7 +45,8 @@ def uninterrupted(paceline_in, tmp_path_factory: pytest.TempPathFactory) -> Call
     def run_on(ranks: int) -> Path:
         run = folder / str(ranks)
         if not run.exists():
-            paceline_in(folder)(*ARGS, "--ranks", str(ranks), "--run-dir", str(run)).result  # noqa: B018
+            args = (*ARGS, "data.workers=0", "checkpoint.every=30st", "--ranks", str(ranks), "--run-dir", str(run))
+            paceline_in(folder)(*args).result  # noqa: B018
         return run
 
     return run_on
@@ -133,7 +135,7 @@ def test_stopping_the_agent_saves_a_checkpoint_of_the_current_step(
     paceline, paceline_anew, tmp_path: Path, uninterrupted, family_of, state_digest
 ) -> None:
     run = tmp_path / "run"
-    args = (*ARGS, "checkpoint.every=30st", "--run-dir", str(run))
+    args = (*ARGS, "data.workers=0", "checkpoint.every=30st", "--run-dir", str(run))
     agent = paceline_anew.start(*args, program=torchrun(2))
     wait_for(agent, lambda: steps_of(run) > 5)
     agent.send_signal(signal.SIGTERM)

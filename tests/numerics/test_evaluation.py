@@ -14,7 +14,7 @@ def single_rank(run_on_ranks, tmp_path_factory):
     return run_on_ranks("evaluation_script.py", 1, tmp_path_factory.mktemp("alone"))[0]
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.long), 3])
 def several(run_on_ranks, tmp_path_factory, request):
     return run_on_ranks("evaluation_script.py", request.param, tmp_path_factory.mktemp("several"))
 

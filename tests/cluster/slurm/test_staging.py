@@ -33,6 +33,8 @@ def test_two_jobs_on_one_node_share_one_copy_and_remove_it(slurm, image_folder: 
         "data.workers=0",
         "train.steps=4",
         "parallel.threads=1",
+        "log.tensorboard=off",
+        "log.report=off",
     )
     site = (f"slurm.stage={SHARED}", "slurm.options=[--nodelist=node01]")
     runs = [tmp_path / "first", tmp_path / "second"]
