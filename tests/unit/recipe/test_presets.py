@@ -115,6 +115,7 @@ VARIANTS = {
 }
 NAMES = preset_names()
 shipped = cache(load)
+lines_of_preset = cache(lambda file: read_yaml_file(PRESETS / file).lines)
 
 
 def header(name):
@@ -204,7 +205,7 @@ def test_every_value_of_a_preset_names_the_preset_and_line_that_set_it(name):
     assert stack.origins
     for path, place in stack.origins.items():
         file, line = place.rsplit(":", 1)
-        assert read_yaml_file(PRESETS / file).lines[path] == int(line)
+        assert lines_of_preset(file)[path] == int(line)
 
 
 @pytest.mark.parametrize(("base", "variant"), VARIANTS)
