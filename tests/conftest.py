@@ -60,6 +60,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let all be freed at the end: libraries print what is not."""
+    gc.unfreeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[None]:
     """Restore the handlers of stop signals: a command that ends in a test's process ignores them from then on.

@@ -23,6 +23,7 @@ SMALL = (
     *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
     *("data.batch_size=12", "optim.lr=0.01", "train.steps=10", "log.every=1st", "log.tensorboard=off"),
     *("parallel.threads=1", "train.eval_every=2st", "checkpoint.every=2st", "checkpoint.keep=9", "log.report=off"),
+    "log.explain=off",
 )
 TIMES = ("trained_s", "train_s", "epoch_s", "images_per_s")
 

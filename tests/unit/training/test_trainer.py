@@ -24,7 +24,7 @@ from paceline.training.state import StepInterval
 SMALL = (
     *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
     *("data.batch_size=12", "optim.lr=0.01", "train.steps=10", "log.every=1st", "log.tensorboard=off"),
-    *("log.report=off", "parallel.threads=1"),
+    *("log.report=off", "log.explain=off", "parallel.threads=1"),
 )
 
 

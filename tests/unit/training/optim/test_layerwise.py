@@ -30,7 +30,7 @@ WORDS = (
     *("data.source.num_images=32", "data.source.num_val_images=8", "data.source.image_size=8", "data.batch_size=8"),
     *("model.width=0.1", "parallel.device=cpu", "parallel.threads=1", "log.tensorboard=off", "data.workers=0"),
     *("measure.telemetry=off", "train.epochs=1", "train.ema=on", "checkpoint.every=2st", "optim.layer_decay=0.7"),
-    "log.report=off",
+    *("log.report=off", "log.explain=off"),
 )
 
 
