@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from torch.distributed.elastic.agent.server.local_elastic_agent import macros
@@ -403,6 +403,7 @@ def test_ambiguous_text_is_the_same_to_every_reader(text: str) -> None:
     assert main["metadata"]["annotations"] == {"paceline/command": f"{text}\n"}
 
 
+@settings(max_examples=40)  # the manifests of one cost a tenth of a second
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20))
 @example("yes")
 def test_any_recipe_comes_back(text: str) -> None:

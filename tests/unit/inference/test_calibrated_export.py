@@ -11,11 +11,13 @@ from paceline.core.results import Calibration
 from paceline.core.run_dir import RunDir
 from paceline.inference.classifier import Classifier, load_classifier
 from paceline.inference.export import ExportFormatName, ExportResult, build_export_format, export_classifier
+from paceline.inference.formats import ExportFormat
 from paceline.training.calibration import write_temperature
 
 from . import made_run
 
 T = 2.5
+Exported = Callable[[bool, ExportFormatName], tuple[ExportFormat, ExportResult]]
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +31,15 @@ def classifiers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Classifier, C
 
 
 @pytest.fixture(scope="module")
-def exported(
-    classifiers: tuple[Classifier, Classifier], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[bool, ExportFormatName], ExportResult]:
+def exported(classifiers: tuple[Classifier, Classifier], tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a function that exports the calibrated classifier, or the one before, in a format."""
 
     @cache
-    def export(is_calibrated: bool, name: ExportFormatName) -> ExportResult:
+    def export(is_calibrated: bool, name: ExportFormatName) -> tuple[ExportFormat, ExportResult]:
         classifier = classifiers[is_calibrated]
         form = build_export_format(name, classifier.recipe.model)
         out = tmp_path_factory.mktemp("exported") / f"file{form.suffix}"
-        return export_classifier(classifier, form, out, with_preprocessing=False)
+        return form, export_classifier(classifier, form, out, with_preprocessing=False)
 
     return export
 
@@ -58,11 +58,11 @@ def test_probabilities_are_those_of_the_divided_logits(classifiers: tuple[Classi
 @pytest.mark.parametrize("name", ["torch", "onnx", "state_dict", "safetensors"])
 def test_a_graph_divides_and_weights_name_the_temperature(
     classifiers: tuple[Classifier, Classifier],
-    exported: Callable[[bool, ExportFormatName], ExportResult],
+    exported: Exported,
     name: ExportFormatName,
 ) -> None:
     before, after = classifiers
-    form, found = build_export_format(name, after.recipe.model), exported(True, name)
+    form, found = exported(True, name)
     assert 0 < found.parity.difference <= 1e-5 or name in ("state_dict", "safetensors")
     logits = form.open(found.path)(after.place.normalize(images()))
     expected = before.log_probabilities(images()) if form.suffix in ("", ".pth") else after.log_probabilities(images())
@@ -73,9 +73,10 @@ def test_a_graph_divides_and_weights_name_the_temperature(
 
 
 def test_the_metadata_of_a_graph_has_the_temperature(
-    exported: Callable[[bool, ExportFormatName], ExportResult],
+    exported: Exported,
 ) -> None:
     for is_calibrated, expected in ((False, None), (True, T)):
         extra = {"paceline.json": ""}
-        torch.export.load(str(exported(is_calibrated, "torch").path), extra_files=extra)
+        _, found = exported(is_calibrated, "torch")
+        torch.export.load(str(found.path), extra_files=extra)
         assert json.loads(extra["paceline.json"])["paceline"].get("temperature") == expected
