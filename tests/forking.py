@@ -3,8 +3,8 @@
 A forked program is in the state of a new `python -m MODULE ARGS` or `python SCRIPT ARGS`: its own environment, folder,
 signals and streams, and no other open file. The ranks that `paceline` launches, and the runs that a profile or a ladder
 measures, are forked from it in turn, as its children, in sessions of their own. Three things differ from a new
-interpreter: modules are imported already, all programs have the same hash seed, and `/proc` shows the command line and
-environment of the server.
+interpreter: modules are imported, their digest is taken and the templates of pages are compiled already; all programs
+have the same hash seed; and `/proc` shows the command line and environment of the server.
 
 `python forking.py FD`: a request arrives over the socket FD as JSON, with the files that become 0, 1, 2 and 3, and its
 answer is sent back. `{"args": ARGS, "environ": E, "folder": F}` is answered with a process id, `{"code_of": ID}` with
@@ -41,7 +41,10 @@ MODULES = (
     "paceline.training.eval_run",
     "paceline.parallel.launch",
     "paceline.lab.runner",
+    "paceline.models.weights_recipe",
+    "paceline.parallel.network_interface",
     "paceline.report.write",
+    "paceline.report.render_terminal",
     "jinja2",
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -260,6 +263,10 @@ if __name__ == "__main__":
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     assert importlib.import_module("paceline").__version__  # a checkout runs git to compute it, once
+    assert importlib.import_module("paceline.core.source_digest").source_digest()  # of the files imported above
+    pages = importlib.import_module("paceline.report.render").page_template().environment
+    for name in pages.list_templates(extensions=("j2", "css")):
+        pages.get_template(name)  # compiles it, which takes as long as a short training
     gc.freeze()  # keeps the memory of imported modules shared, as their reference counts do not change
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.send(json.dumps(len(list(Path("/proc/self/task").iterdir()))).encode())

@@ -39,9 +39,10 @@ class Module:
         """Return `file:line: what`, as an editor can follow it."""
         return f"src/paceline/{self.path}:{line}: {what}"
 
-    def imports(self) -> Iterator[Import]:
-        """Yield every import, inside functions too."""
-        yield from _imports(self.tree, at_once=True)
+    @cached_property
+    def imports(self) -> list[Import]:
+        """Every import, inside functions too."""
+        return list(_imports(self.tree, at_once=True))
 
     @cached_property
     def names(self) -> list[tuple[str, ast.expr]]:
@@ -129,7 +130,7 @@ def edges(modules) -> dict[str, list[tuple[str, Import]]]:
         return next((name for name in (each.target, owner) if name in modules), None)
 
     found = {
-        name: [(target, each) for each in module.imports() if (target := target_of(each))]
+        name: [(target, each) for each in module.imports if (target := target_of(each))]
         for name, module in modules.items()
     }
     assert sum(len(targets) for targets in found.values()) > 200

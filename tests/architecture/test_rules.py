@@ -17,7 +17,7 @@ def importers(modules, wanted) -> dict[str, list[str]]:
     """Return, for each module path, the places at which it imports a package in `wanted`."""
     found: dict[str, list[str]] = {}
     for module in modules.values():
-        for each in module.imports():
+        for each in module.imports:
             if each.target.partition(".")[0] in wanted:
                 found.setdefault(module.path, []).append(module.at(each.line, each.target))
     return found

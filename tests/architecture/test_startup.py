@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 HEAVY = {"torch", "torchvision", "timm", "sklearn", "tensorboard"}
 WAIT_S = 60
 
@@ -23,14 +21,32 @@ except SystemExit as end:
     tell()
     sys.exit(end.code)
 """
+RUN_ALL = """
+from paceline.cli import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["paceline", *words]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    print(chr(30), flush=True)
+    tell()
+"""
 
 
 def loaded(code: str, *words: str) -> tuple[str, set[str]]:
     """Return what a fresh process says, and the packages that it has loaded when it ends."""
+    said, told = answered(code, *words)
+    return said, told[-1]
+
+
+def answered(code: str, *words: str) -> tuple[str, list[set[str]]]:
+    """Return what a fresh process says, and the packages that it had loaded whenever it told."""
     finished = subprocess.run(
         [sys.executable, "-c", TELL + code, *words], capture_output=True, text=True, timeout=WAIT_S, check=True
     )
-    return finished.stdout, set(json.loads(finished.stderr.splitlines()[-1]))
+    return finished.stdout, [set(json.loads(line)) for line in finished.stderr.splitlines() if line.startswith("[")]
 
 
 def test_importing_the_command_line_loads_nothing_heavy():
@@ -39,9 +55,9 @@ def test_importing_the_command_line_loads_nothing_heavy():
     assert packages & HEAVY == set()
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_what_should_answer_at_once_loads_nothing_heavy():
+    """In one process: what one of them has loaded stays."""
+    commands = [
         (["--help"], "Usage"),
         (["train", "--help"], "--ranks"),
         (["watch", "--help"], "--warmup"),
@@ -52,14 +68,12 @@ def test_importing_the_command_line_loads_nothing_heavy():
         (["--show-completion", "bash"], "complete -o default"),
         (["--complete", "train", "digits", "optim.l"], "optim.lr="),
         (["--complete", "ladder", ""], "ddp-post"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_should_answer_at_once_loads_nothing_heavy(words, says):
-    said, packages = loaded(RUN, *words)
-    assert says in said
-    assert "paceline" in packages
-    assert packages & HEAVY == set()
+    ]
+    said, told = answered(RUN_ALL, json.dumps([words for words, _ in commands]))
+    for (words, says), text, packages in zip(commands, said.split(chr(30))[:-1], told, strict=True):
+        assert says in text, words
+        assert "paceline" in packages
+        assert packages & HEAVY == set(), words
 
 
 AT_TORCH = """

@@ -4,9 +4,10 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.results import ClassCount
 from paceline.core.units import number, share
@@ -33,6 +34,9 @@ from paceline.report.read_run import FirstRecords, NodeSeries, RunData
 from paceline.report.series import Series
 from paceline.report.text import to_jsonable
 
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
 # Replaced by HTML entities, which every renderer shows as text; not all renderers honor backslashes.
 _SPECIAL_CHARACTERS = re.compile(r"[&<>|`\[\]*~\\]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _MAX_MARKDOWN_MATRIX = 20
@@ -52,10 +56,27 @@ def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
 
     The scripts are allowed by their hashes; nothing is fetched from elsewhere.
     """
+    from markupsafe import Markup
+
+    scripts = [_read_template("page.js"), *([_read_template("follow.js")] if live else [])]
+    return page_template().render(
+        page=page,
+        live=live,
+        scripts=[Markup(each) for each in scripts],  # noqa: S704 - files of this package
+        script_sources=" ".join(map(_csp_hash, scripts)),
+    )
+
+
+def page_template() -> "Template":
+    """Return the template of all pages; its parts are compiled once per process, when a page first needs them."""
+    return _page_environment().get_template("page.html.j2")
+
+
+@cache
+def _page_environment() -> "Environment":
     from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import, and training does not need it
     from markupsafe import Markup, escape
 
-    scripts = [_read_template("page.js"), *([_read_template("follow.js")] if live else [])]
     environment = Environment(
         loader=PackageLoader("paceline.report"),
         autoescape=True,  # names in a run directory are untrusted
@@ -65,12 +86,7 @@ def render_html(page: ReportPage, live: LiveVersion | None = None) -> str:
     )
     environment.filters |= {"plot": layout_chart, "grid": layout_heat_map, "spark": spark_points, "number": number}
     environment.filters["breaking"] = lambda code: escape(code).replace("=", Markup("=<wbr>"))  # escaping adds no "="
-    return environment.get_template("page.html.j2").render(
-        page=page,
-        live=live,
-        scripts=[Markup(each) for each in scripts],  # noqa: S704 - files of this package
-        script_sources=" ".join(map(_csp_hash, scripts)),
-    )
+    return environment
 
 
 def _read_template(name: str) -> str:

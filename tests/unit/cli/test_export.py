@@ -85,7 +85,7 @@ def programs():
             "serve": next(each for each in found if "fastapi" in each)}  # fmt: skip
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("interpolation", [pytest.param("bilinear", marks=pytest.mark.long), "bicubic"])
 def test_the_pages_onnxruntime_and_fastapi_answer_as_the_run_does(made_run, tmp_path, monkeypatch, interpolation):
     for needed in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(needed, reason=f"ONNX needs {needed} (pip install 'paceline[export]')")

@@ -1,5 +1,6 @@
 """`paceline probe` and `predict --reject`: planted faults are found, features are cached, and what it refuses."""
 
+import contextlib
 import csv
 import io
 import json
@@ -19,7 +20,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.probe_result import ProbeResult
 from paceline.core.run_dir import RunDir
 from paceline.data.sources.build import build_datasets
-from paceline.inference.probe import backbone
+from paceline.inference.probe import backbone, classify, learning_curve
 from paceline.inference.probe.cache import FeatureCache
 from paceline.models.build import build_model
 from paceline.models.features import find_feature_layer
@@ -114,22 +115,40 @@ def probe_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], *args: str, n
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.fixture(scope="module")
+def probed(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return a folder with a run (`run`) that was probed and the results (`out`), to read, and what was printed."""
+    folder = tmp_path_factory.mktemp("probed")
+    shutil.copytree(trained, folder / "run")
+    options = ProbeOptions(args=[str(folder / "run")], run_dir=folder / "out", cache=folder / "cache")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert probe(options) == 0
+    return folder, printed.getvalue()
+
+
+@pytest.fixture
+def without_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try one penalty and draw few curves, where the answers themselves are not the point."""
+    monkeypatch.setattr(classify, "_PENALTIES", classify._PENALTIES[:1])
+    monkeypatch.setattr(learning_curve, "_NUM_DRAWS", 2)
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def test_planted_faults_are_found(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = probe_json(tmp_path, capsys, str(run))
-    rows = read_rows(tmp_path / "out" / "images.csv")
+def test_planted_faults_are_found(probed: tuple[Path, str]) -> None:
+    out = probed[0] / "out"
+    found, rows = json.loads((out / "probe.json").read_text()), read_rows(out / "images.csv")
     assert len(rows) == found["train_images"] + found["val_images"] == NUM_TRAIN + NUM_VAL + 6
     suspects = [row["image"] for row in rows[:NUM_FLIPPED]]
     assert sum("flipped" in name for name in suspects) >= NUM_FLIPPED - 1
     assert {"flipped" in each["image"]["name"] for each in found["suspects"][:5]} == {True}
     pairs = {
         tuple(sorted(Path(row[f"image_{number}"]).stem for number in (1, 2)))
-        for row in read_rows(tmp_path / "out" / "duplicates.csv")
+        for row in read_rows(out / "duplicates.csv")
     }
     planted = {(str(number), f"leak-{number}") for number in (20, 21, 22)}
     planted |= {(str(number), f"double-{number}") for number in (23, 24, 25)}
@@ -145,18 +164,17 @@ def test_planted_faults_are_found(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert shown == [False, True]
 
 
-def test_the_page_shows_each_answer_and_its_images(run: Path, tmp_path: Path, capsys) -> None:
-    options = ProbeOptions(args=[str(run)], run_dir=tmp_path / "out", cache=tmp_path / "cache")
-    assert probe(options) == 0
-    printed = capsys.readouterr().out
-    assert "linear probe" in printed and str(tmp_path / "cache") in printed
-    page = (tmp_path / "out" / "report.html").read_text()
+def test_the_page_shows_each_answer_and_its_images(probed: tuple[Path, str]) -> None:
+    folder, printed = probed
+    assert "linear probe" in printed and str(folder / "cache") in printed
+    page = (folder / "out" / "report.html").read_text()
     for heading in ("learned", "wrong", "near duplicates", "more labels", "unlike"):
         assert heading in page
     assert page.count("data:image/png;base64") >= 24
     assert "flipped-" in page and "<svg" in page
 
 
+@pytest.mark.usefixtures("without_search")
 def test_features_are_cached_by_weights_pixels_and_preprocessing(
     run: Path, photos: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +221,7 @@ def test_equal_weights_of_other_layers_are_another_model(run: Path) -> None:
     assert backbone._digest_model(model, layer, recipe) != before
 
 
+@pytest.mark.usefixtures("without_search")
 def test_an_image_that_is_skipped_is_not_skipped_by_the_cache(
     run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +254,7 @@ def test_a_cached_file_may_vanish_while_others_are_counted(tmp_path: Path, monke
     assert [path.stem for path in cache.list_files()] == ["f" * 64]
 
 
+@pytest.mark.usefixtures("without_search")
 def test_the_cache_keeps_within_its_limit(run: Path, tmp_path: Path, capsys) -> None:
     probe_json(tmp_path, capsys, str(run), name="1", cache_gb=1e-6)
     assert len(list((tmp_path / "cache").iterdir())) == 1
@@ -251,6 +271,7 @@ def test_a_folder_is_probed_with_published_or_own_weights(run: Path, photos: Pat
     assert found["linear"]["value"] > 0.8 and found["reference"] == ""
 
 
+@pytest.mark.usefixtures("without_search")
 def test_images_limits_what_is_probed(run: Path, tmp_path: Path, capsys) -> None:
     found = probe_json(tmp_path, capsys, str(run), images=100)
     assert (found["train_images"], found["val_images"]) == (75, 25)
@@ -285,8 +306,10 @@ def test_several_labels_are_refused(tmp_path: Path, photos: Path) -> None:
         probe(ProbeOptions(args=args, run_dir=tmp_path / "out", cache=tmp_path))
 
 
-def test_reject_marks_images_unlike_the_training_images(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
-    probe_json(tmp_path, capsys, str(run))
+def test_reject_marks_images_unlike_the_training_images(
+    probed: tuple[Path, str], photos: Path, tmp_path: Path, capsys
+) -> None:
+    run = probed[0] / "run"
     strange = tmp_path / "strange.png"
     Image.new("RGB", (SIZE, SIZE), "white").save(strange)
     usual = [str(path) for path in sorted(photos.glob("val/*/*.png"))]
@@ -304,11 +327,11 @@ def test_reject_marks_images_unlike_the_training_images(run: Path, photos: Path,
     assert "rejected" not in capsys.readouterr().out
 
 
-def test_reject_needs_the_reference_of_these_weights(run: Path, tmp_path: Path, capsys) -> None:
+def test_reject_needs_the_reference_of_these_weights(probed: tuple[Path, str], run: Path) -> None:
     options = PredictOptions(run=run, images=["a.png"], device="cpu", reject="auto")
     with pytest.raises(RecipeError, match=rf"^--reject: .* does not exist \(run `paceline probe {run}`"):
         predict(options)
-    probe_json(tmp_path, capsys, str(run))
+    shutil.copy(RunDir(probed[0] / "run").reference, RunDir(run).reference)
     with pytest.raises(RecipeError, match=r"^--reject: 0\.001 needs at least 999 held-out images, .* 63 \("):
         predict(PredictOptions(run=run, images=["a.png"], device="cpu", reject="0.001"))
     with pytest.raises(RecipeError, match=r"^--reject: 'all' is not a share"):
@@ -321,6 +344,7 @@ def test_reject_needs_the_reference_of_these_weights(run: Path, tmp_path: Path, 
         predict(options)
 
 
+@pytest.mark.usefixtures("without_search")
 def test_a_run_that_cannot_be_written_is_probed_without_a_reference(run: Path, tmp_path: Path, capsys) -> None:
     RunDir(run).reference.mkdir()
     found = probe_json(tmp_path, capsys, str(run))
@@ -328,6 +352,7 @@ def test_a_run_that_cannot_be_written_is_probed_without_a_reference(run: Path, t
     assert any("reference.safetensors: cannot be written: " in note for note in found["notes"])
 
 
+@pytest.mark.usefixtures("without_search")
 def test_another_dataset_keeps_the_reference(run: Path, photos: Path, tmp_path: Path, capsys) -> None:
     found = probe_json(tmp_path, capsys, str(run), f"data.source.root={photos}/train")
     assert found["reference"] == "" and not RunDir(run).reference.exists()

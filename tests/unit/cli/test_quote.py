@@ -47,6 +47,7 @@ def test_each_gpu_is_quoted_for_each_number_of_ranks(capsys: pytest.CaptureFixtu
     assert slow < fast and 1 < slow_8 / slow < 8 and 1 < fast_8 / fast < 8
 
 
+@pytest.mark.usefixtures("without_search")
 def test_the_table_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert quote(options(gpu="a100", ranks="1")) == 0
     out = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -56,13 +57,13 @@ def test_the_table_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_batch_that_does_not_fit_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
     large = [*ARGS, "model.width=1", "data.rank_batch_size=16384"]
-    (small_memory,) = read_quotes(capsys, args=large, gpu="t4", ranks="1")
-    (large_memory,) = read_quotes(capsys, args=large, gpu="h200", ranks="1")
+    small_memory, large_memory = read_quotes(capsys, args=large, gpu="t4,h200", ranks="1")
     assert not small_memory["fits"] and large_memory["fits"]
     assert small_memory["largest_micro_batch"] < 16384 <= large_memory["largest_micro_batch"]
     assert small_memory["memory_bytes"] == sum(small_memory["memory_parts"].values()) == large_memory["memory_bytes"]
 
 
+@pytest.mark.usefixtures("without_search")
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
@@ -176,6 +177,7 @@ def test_plans_have_a_row_per_price_and_name_the_cheapest_in_time(
     assert result.answer in page.read_text()
 
 
+@pytest.mark.usefixtures("without_search")
 def test_notes_name_what_may_end_the_run_earlier(capsys: pytest.CaptureFixture[str]) -> None:
     args = [*ON_RANKS, "train.max_time=2s", "train.patience=2", "train.stop.top1=0.9"]
     assert quote(options(args=args, as_json=True, gpu="t4", ranks="1")) == 0
@@ -185,6 +187,7 @@ def test_notes_name_what_may_end_the_run_earlier(capsys: pytest.CaptureFixture[s
     assert "train.max_time: 2s" in notes and "1 x t4" in notes and "train.stop and train.patience" in notes
 
 
+@pytest.mark.usefixtures("without_search")
 def test_steps_take_the_time_of_their_speed(capsys: pytest.CaptureFixture[str]) -> None:
     assert quote(options(as_json=True, gpu="t4", ranks="8")) == 0
     (plan,) = QuoteResult.model_validate_json(capsys.readouterr().out).plans

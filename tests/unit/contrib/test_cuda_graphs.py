@@ -54,6 +54,7 @@ SMALL = (
     *("data.batch_size=8", f"train.steps={STEPS}", "log.every=1st", "log.tensorboard=off", "parallel.threads=1"),
     *("schedule.name=cosine", "schedule.warmup=4st", "train.capture=on", "data.augment_on=device"),
     *("measure.telemetry=off", "measure.warmup_steps=1", "checkpoint.every=off", "data.augment=[pad_crop, flip]"),
+    *("log.report=off", "log.explain=off"),
 )
 OPTIMIZERS = ("sgd", "adam", "adamw", "novograd", "lars", "lamb", "muon", "schedule_free")
 

@@ -1,10 +1,19 @@
 """The context for imports of large packages."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 
 from paceline.core.imports import fast_imports
+
+
+@pytest.fixture(autouse=True)
+def _without_frozen_objects() -> Iterator[None]:
+    """Search all objects for cycles, as a new program does; other tests leave out what was imported."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_cycles_are_not_searched_in_the_context_and_are_after_it():

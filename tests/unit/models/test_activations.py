@@ -19,7 +19,7 @@ def trained(name: str, size: int, *, is_checkpointed: bool, **fields: object) ->
     model = build_model(section, num_classes=5, channels=3, image_size=size).train()
     checkpoint_activations(section, model)
     torch.manual_seed(1)
-    images = torch.randn(4, 3, size, size)
+    images = torch.randn(2, 3, size, size)
     for _ in range(2):
         loss = model(images).square().sum()
         loss.backward()
@@ -41,10 +41,12 @@ def trained(name: str, size: int, *, is_checkpointed: bool, **fields: object) ->
 def test_bits_are_equal_and_all_blocks_are_checkpointed(name: str, num_blocks: int) -> None:
     has_drop_path = name not in ("torchvision:densenet121", "torchvision:resnet18")
     fields = {"drop_path": 0.2} if has_drop_path else {}  # which draws random numbers
-    plain = trained(name, 64, is_checkpointed=False, **fields)
-    again = trained(name, 64, is_checkpointed=True, **fields)
+    size = 16 if name == "resnet18_cifar" else 64  # it has four times as many pixels as others in each layer
+    plain = trained(name, size, is_checkpointed=False, **fields)
+    again = trained(name, size, is_checkpointed=True, **fields)
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(plain, again, strict=True))
-    model = build_model(Model(name=name), num_classes=5, channels=3, image_size=64)
+    with torch.device("meta"):
+        model = build_model(Model(name=name), num_classes=5, channels=3, image_size=64)
     assert len(find_blocks(model)) == num_blocks
 
 

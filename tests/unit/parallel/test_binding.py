@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -124,13 +122,13 @@ print(json.dumps([sorted(os.sched_getaffinity(0)), sorted(seen), rank_cores(worl
 
 
 @pytest.mark.skipif(len(read_cores(frozenset(os.sched_getaffinity(0)))) < 2, reason="two ranks need two cores")
-def test_two_ranks_are_bound_to_cores_of_their_own_with_threads_that_run_already() -> None:
+def test_two_ranks_are_bound_to_cores_of_their_own_with_threads_that_run_already(forking, tmp_path: Path) -> None:
+    (tmp_path / "bound.py").write_text(BOUND)
     found = []
     for rank in range(2):
-        command = [sys.executable, "-c", BOUND, str(rank)]
-        found.append(
-            json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
-        )
+        out, err = forking.start(["bound.py", str(rank)], tmp_path, {}).communicate(120)
+        assert not err
+        found.append(json.loads(out))
     (first, of_thread, cores), (second, _, _) = found
     assert first == of_thread and cores == len(first) == len(second)
     assert not set(first) & set(second) and {*first, *second} <= os.sched_getaffinity(0)

@@ -59,7 +59,12 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_as_before")
 @pytest.mark.parametrize(
     ("program", "expected"),
-    [("exit 0", 0), ("exit 2", 2), ("[ $RANK = 1 ] && exit 3; sleep 20; exit 1", 3), ("kill -9 $$$$", 137)],
+    [
+        pytest.param("exit 0", 0, marks=pytest.mark.long),
+        pytest.param("exit 2", 2, marks=pytest.mark.long),
+        ("[ $RANK = 1 ] && exit 3; sleep 20; exit 1", 3),
+        ("kill -9 $$$$", 137),
+    ],
 )
 def test_real_ranks_give_their_exit_code(program: str, expected: int) -> None:
     """The ranks are shells, so that they cost no import of torch; the one that sleeps is ended for its peer's sake.

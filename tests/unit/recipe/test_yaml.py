@@ -7,6 +7,7 @@ import pytest
 
 from paceline.recipe.yaml import (
     MAX_FILE_BYTES,
+    MAX_VALUES,
     YamlDocument,
     read_yaml_file,
     read_yaml_text,
@@ -206,8 +207,10 @@ def test_keys_stay_in_the_order_given():
     assert to_yaml_text({"b": 1, "a": {"d": 2, "c": 3}}) == "b: 1\na:\n  d: 2\n  c: 3\n"
 
 
-def test_more_keys_and_values_than_any_recipe_has_are_refused(refusal):
-    text = "".join(f"k{number}: 1\n" for number in range(31_000))
+@pytest.mark.parametrize("limit", [600, pytest.param(MAX_VALUES, marks=pytest.mark.long)])
+def test_more_keys_and_values_than_any_recipe_has_are_refused(refusal, monkeypatch, limit):
+    monkeypatch.setattr("paceline.recipe.yaml.MAX_VALUES", limit)
+    text = "".join(f"k{number}: 1\n" for number in range(limit // 2 + 10))
     assert refusal(read_yaml_text, text, "r.yaml").startswith(
-        "r.yaml:30001: more than 60,000 keys and values are not allowed"
+        f"r.yaml:{limit // 2 + 1}: more than {limit:,} keys and values are not allowed"
     )

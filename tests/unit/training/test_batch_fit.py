@@ -17,7 +17,7 @@ from paceline.training.run import run
 
 SMALL = ("data.source.num_images=64", "data.source.num_val_images=8", "data.source.image_size=32", "model.width=0.125")
 SMALL += ("data.batch_size=32", "train.steps=3", "log.tensorboard=off", "log.report=off", "parallel.threads=1")
-SMALL += ("parallel.device=cpu",)
+SMALL += ("parallel.device=cpu", "log.explain=off")
 FIXED = 100
 
 

@@ -23,6 +23,7 @@ SMALL = (
     *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
     *("data.batch_size=12", "optim.lr=0.01", "train.steps=10", "log.every=1st", "log.tensorboard=off"),
     *("parallel.threads=1", "train.eval_every=2st", "checkpoint.every=2st", "checkpoint.keep=9", "log.report=off"),
+    "log.explain=off",
 )
 TIMES = ("trained_s", "train_s", "epoch_s", "images_per_s")
 
@@ -42,6 +43,13 @@ def cut(whole: Path, part: Path, last_step: int) -> None:
     for path in (part / "checkpoints").iterdir():
         if int(path.name[-2:]) > last_step:
             shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
+    """Return the folder of the run without overrides, to read and copy, and its result."""
+    folder = tmp_path_factory.mktemp("complete") / "whole"
+    return folder, trained(folder)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -127,9 +135,11 @@ def fill_disk_for_complete_checkpoints(monkeypatch: pytest.MonkeyPatch, first_st
     monkeypatch.setattr(CheckpointStorage, "save", full)
 
 
-def test_a_run_whose_time_is_up_never_saves_weights_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = trained(tmp_path / "whole")
-    cut(tmp_path / "whole", tmp_path / "run", 4)
+def test_a_run_whose_time_is_up_never_saves_weights_alone(
+    complete: tuple[Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, whole = complete
+    cut(folder, tmp_path / "run", 4)
     fill_disk_for_complete_checkpoints(monkeypatch, 5)
     monkeypatch.setattr("paceline.training.coordinator.StepCoordinator.was_time_up", lambda self: False)
     limited, _ = trained(tmp_path / "run", "train.max_time=0.001s", resume=True)
@@ -149,11 +159,16 @@ def save_weights_alone(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
-def test_weights_alone_complete_a_run_at_its_end_and_continue_no_other(tmp_path: Path, precision: str) -> None:
-    whole, _ = trained(tmp_path / "whole", f"train.precision={precision}")
+def test_weights_alone_complete_a_run_at_its_end_and_continue_no_other(
+    complete: tuple[Path, RunResult], tmp_path: Path, precision: str
+) -> None:
+    folder, whole = complete
+    if precision != "fp32":
+        folder = tmp_path / "whole"
+        whole, _ = trained(folder, f"train.precision={precision}")
     for last_step in (4, 10):
         run_dir = tmp_path / f"cut{last_step}"
-        cut(tmp_path / "whole", run_dir, last_step)
+        cut(folder, run_dir, last_step)
         for path in (run_dir / "checkpoints").iterdir():
             if int(path.name[-2:]) < last_step:
                 shutil.rmtree(path)
@@ -174,18 +189,19 @@ def test_without_evaluations_a_run_stops_in_time_too(tmp_path: Path) -> None:
     assert (result.status, result.eval, rows) == ("time_reached", None, [])
 
 
-def test_the_time_of_earlier_processes_counts(tmp_path: Path) -> None:
+def test_the_time_of_earlier_processes_counts(complete: tuple[Path, RunResult], tmp_path: Path) -> None:
     """A resumed run whose time is up takes no step."""
-    trained(tmp_path / "whole")
-    cut(tmp_path / "whole", tmp_path / "cut", 4)
+    cut(complete[0], tmp_path / "cut", 4)
     rows = [json.loads(line) for line in (tmp_path / "cut" / "attempts.jsonl").read_text().splitlines()]
     ran_s = rows[-1]["ended_s"] - rows[0]["started_s"]
     result, _ = trained(tmp_path / "cut", f"train.max_time={ran_s:.3f}s", resume=True)
     assert (result.status, result.steps) == ("time_reached", 4)
 
 
-def test_a_run_whose_time_is_up_is_saved_without_checkpoints_too(tmp_path: Path) -> None:
-    whole, _ = trained(tmp_path / "whole")
+def test_a_run_whose_time_is_up_is_saved_without_checkpoints_too(
+    complete: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    _, whole = complete
     limited, _ = trained(tmp_path / "run", "checkpoint.every=off", "checkpoint.keep=3", "train.max_time=0.001s")
     assert (limited.status, limited.steps) == ("time_reached", 1)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001"]

@@ -28,6 +28,7 @@ SMALL = (
     *("data.source.num_images=48", "data.source.num_val_images=8", "data.source.image_size=8", "model.width=0.1"),
     *("data.batch_size=12", "train.epochs=4", "train.eval_every=3st", "checkpoint.every=off", "log.samples=true"),
     *("log.tensorboard=off", "log.report=off", "parallel.threads=1", "data.augment=[flip]"),
+    "log.explain=off",
     "data.sampler={name: hard, after: 1, every: 2}",
 )
 

@@ -43,6 +43,7 @@ def fail(monkeypatch, owner: type, error: Exception) -> None:
 
 def train(folder: Path) -> None:
     words = ["train.epochs=1", "data.batch_size=128", "parallel.device=cpu", "model.width=0.1", "parallel.threads=1"]
+    words += ["log.report=off", "log.tensorboard=off"]
     run(load("digits", Patch.parse(words)).recipe, World.single(), RunDir(folder), invocation=Invocation())
 
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -122,31 +121,23 @@ def test_a_folder_that_is_gone_is_refused_with_its_path_and_the_reason(tmp_path:
     )
 
 
-CHECK = """
-import sys
-from pathlib import Path
-from paceline.core.run_dir import RunDir
-from paceline.recipe.schema.recipe import Checkpoint
-from paceline.training.outputs import check_disk
-try:
-    check_disk(RunDir(Path(sys.argv[1])), Checkpoint(), None, 1, print)
-except Exception as error:
-    print(f"{type(error).__name__}: {error}")
-"""
-
-
 # matrix: 31
 @pytest.mark.parametrize(("mount", "reason"), [("ro", "Read-only file system"), ("size=4k", "No space left on device")])
 def test_an_unwritable_mount_is_refused(tmp_path: Path, mount: str, reason: str) -> None:
     """The superuser may write anywhere but here. The tiny one is filled by its folder and a byte."""
-    script = 'mount -t tmpfs -o "$1" tmpfs "$2" && { echo x > "$2/x"; true; } && exec "$3" -c "$4" "$2"'
-    command = ["unshare", "-m", "sh", "-c", script, "sh", mount, str(tmp_path), sys.executable, CHECK]
+    script = 'mount -t tmpfs -o "$1" tmpfs "$2" && { echo x > "$2/x"; echo mounted; read until_closed; }'
+    command = ["unshare", "-m", "sh", "-c", script, "sh", mount, str(tmp_path)]
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("only root may mount a file system in a name space of its own")
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if "mount:" in ended.stderr or "unshare:" in ended.stderr:
-        pytest.skip(f"no mount here: {ended.stderr.splitlines()[0]}")
-    assert ended.stdout == f"RecipeError: --run-dir: {tmp_path} cannot be written to: {reason} (name another)\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as holder:
+        if holder.stdout.readline() != "mounted\n":
+            pytest.skip(f"no mount here: {holder.communicate(timeout=60)[1].splitlines()[0]}")
+        seen = Path(f"/proc/{holder.pid}/root{tmp_path}")  # as the processes of that name space see it
+        with pytest.raises(RecipeError) as caught:
+            check_disk(RunDir(seen), Checkpoint(), plan_for(Checkpoint()), 1, print)
+        holder.communicate("", timeout=60)
+    assert str(caught.value) == f"--run-dir: {seen} cannot be written to: {reason} (name another)"
 
 
 WORDS = [

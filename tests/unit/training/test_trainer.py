@@ -24,7 +24,7 @@ from paceline.training.state import StepInterval
 SMALL = (
     *("data.source.num_images=96", "data.source.num_val_images=37", "data.source.image_size=8", "model.width=0.1"),
     *("data.batch_size=12", "optim.lr=0.01", "train.steps=10", "log.every=1st", "log.tensorboard=off"),
-    "parallel.threads=1",
+    *("log.report=off", "log.explain=off", "parallel.threads=1"),
 )
 
 
@@ -39,35 +39,49 @@ def losses(rundir: RunDir) -> list[float]:
     return [record["loss"] for record in read_lines(rundir.steps)]
 
 
-def test_micro_batches_add_up_to_the_batch(tmp_path: Path) -> None:
-    whole = trained(tmp_path, "whole", "model.norm=none")
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Return the run without overrides, to read."""
+    return trained(tmp_path_factory.mktemp("plain"), "run")
+
+
+@pytest.fixture(scope="module")
+def plain_without_norms(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Return the run without norms, in which the micro-batches of a batch are independent, to read."""
+    return trained(tmp_path_factory.mktemp("plain"), "run", "model.norm=none")
+
+
+def test_micro_batches_add_up_to_the_batch(tmp_path: Path, plain_without_norms: RunDir) -> None:
+    whole = plain_without_norms
     parts = trained(tmp_path, "parts", "model.norm=none", "train.accumulate=3")
     assert losses(parts) == pytest.approx(losses(whole), abs=1e-5)
     assert len(losses(whole)) == 10
 
 
-def test_torchs_default_precision_is_fp32_on_a_cpu(tmp_path: Path) -> None:
-    plain, default = trained(tmp_path, "fp32"), trained(tmp_path, "default", "train.precision=torch_default")
+def test_torchs_default_precision_is_fp32_on_a_cpu(tmp_path: Path, plain: RunDir) -> None:
+    default = trained(tmp_path, "default", "train.precision=torch_default")
     assert losses(default) == losses(plain)
     weights = [(each.checkpoints / "step-00000010" / "model.safetensors").read_bytes() for each in (default, plain)]
     assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_master"])
-def test_clipping_micro_batches_clips_their_mean(tmp_path: Path, precision: str) -> None:
+def test_clipping_micro_batches_clips_their_mean(tmp_path: Path, plain_without_norms: RunDir, precision: str) -> None:
     overrides = ("model.norm=none", "train.clip_norm=0.1", f"train.precision={precision}")
     whole, parts = trained(tmp_path, "whole", *overrides), trained(tmp_path, "parts", *overrides, "train.accumulate=3")
-    free = trained(tmp_path, "free", "model.norm=none", f"train.precision={precision}")
+    free = plain_without_norms
+    if precision != "fp32":
+        free = trained(tmp_path, "free", "model.norm=none", f"train.precision={precision}")
     # bfloat16 has 8 bits: micro-batches round their gradients one by one.
     assert losses(parts) == pytest.approx(losses(whole), abs=1e-5 if precision == "fp32" else 0.05)
     assert losses(free)[1:] != pytest.approx(losses(whole)[1:], abs=1e-3)
 
 
-def test_mixing_micro_batches_is_mixing_the_batch(tmp_path: Path) -> None:
+def test_mixing_micro_batches_is_mixing_the_batch(tmp_path: Path, plain_without_norms: RunDir) -> None:
     overrides = ("model.norm=none", "data.augment=[flip, mixup, cutmix]", "train.label_smoothing=0.1")
     whole, parts = trained(tmp_path, "whole", *overrides), trained(tmp_path, "parts", *overrides, "train.accumulate=3")
     assert losses(parts) == pytest.approx(losses(whole), abs=1e-5)
-    assert losses(whole)[0] != pytest.approx(losses(trained(tmp_path, "plain", "model.norm=none"))[0], abs=1e-3)
+    assert losses(whole)[0] != pytest.approx(losses(plain_without_norms)[0], abs=1e-3)
 
 
 def test_augmenting_on_the_device_changes_no_bit(tmp_path: Path) -> None:
@@ -81,27 +95,27 @@ def test_augmenting_on_the_device_changes_no_bit(tmp_path: Path) -> None:
     assert shas[0] == shas[1]
 
 
-def test_the_same_recipe_gives_the_same_bits(tmp_path: Path) -> None:
-    one, other = trained(tmp_path, "one").read_result(), trained(tmp_path, "other").read_result()
+def test_the_same_recipe_gives_the_same_bits(tmp_path: Path, plain: RunDir) -> None:
+    one, other = plain.read_result(), trained(tmp_path, "other").read_result()
     assert one.weights_sha256 == other.weights_sha256
     assert trained(tmp_path, "third", "seed=1").read_result().weights_sha256 != one.weights_sha256
 
 
-def test_turning_the_clock_off_changes_no_bit(tmp_path: Path) -> None:
-    on, off = trained(tmp_path, "on").read_result(), trained(tmp_path, "off", "measure.clock=off").read_result()
+def test_turning_the_clock_off_changes_no_bit(tmp_path: Path, plain: RunDir) -> None:
+    on, off = plain.read_result(), trained(tmp_path, "off", "measure.clock=off").read_result()
     assert off.weights_sha256 == on.weights_sha256
     assert on.stages and not off.stages
 
 
-def test_bfloat16_trains_close_to_float32(tmp_path: Path) -> None:
-    full, half = trained(tmp_path, "full"), trained(tmp_path, "half", "train.precision=bf16")
+def test_bfloat16_trains_close_to_float32(tmp_path: Path, plain: RunDir) -> None:
+    full, half = plain, trained(tmp_path, "half", "train.precision=bf16")
     # Later losses drift apart as any two roundings do; the first are what bfloat16's 8 bits leave of float32's 24.
     assert losses(half)[:3] == pytest.approx(losses(full)[:3], rel=0.02)
     assert losses(half) != losses(full)
 
 
-def test_float64_differs_from_float32_by_rounding_alone(tmp_path: Path) -> None:
-    single, double = trained(tmp_path, "single"), trained(tmp_path, "double", "train.precision=fp64")
+def test_float64_differs_from_float32_by_rounding_alone(tmp_path: Path, plain: RunDir) -> None:
+    single, double = plain, trained(tmp_path, "double", "train.precision=fp64")
     assert losses(double)[:3] == pytest.approx(losses(single)[:3], rel=1e-5)
     assert losses(double) != losses(single)
 
@@ -279,8 +293,8 @@ def test_accuracy_on_the_training_batches_is_that_of_their_logits_and_changes_no
     assert "top1" not in next(iter(read_lines(off.steps)))
 
 
-def test_a_logged_loss_is_the_mean_since_the_last_record(tmp_path: Path) -> None:
-    every, fifth = losses(trained(tmp_path, "one")), losses(trained(tmp_path, "five", "log.every=5st"))
+def test_a_logged_loss_is_the_mean_since_the_last_record(tmp_path: Path, plain: RunDir) -> None:
+    every, fifth = losses(plain), losses(trained(tmp_path, "five", "log.every=5st"))
     assert fifth == pytest.approx([float(np.mean(every[:5])), float(np.mean(every[5:]))], rel=1e-5)
 
 
@@ -346,8 +360,14 @@ def test_a_skipped_batch_of_infinite_activations_leaves_the_evaluation_finite(tm
     assert math.isfinite(result.eval.loss) and math.isfinite(result.ema.loss)
 
 
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """Return the run that is evaluated after each step, to read."""
+    return trained(tmp_path_factory.mktemp("evaluated"), "run", "train.eval_every=1st")
+
+
 @pytest.mark.parametrize("every", ["off", "1ep", "1h"])
-def test_a_preempted_run_is_saved_at_that_step(tmp_path: Path, every: str) -> None:
+def test_a_preempted_run_is_saved_at_that_step(tmp_path: Path, evaluated: RunDir, every: str) -> None:
     interrupts = Interrupts()
     interrupts.request("SIGTERM")
     overrides = (*SMALL, "train.eval_every=1st", f"checkpoint.every={every}")
@@ -359,7 +379,7 @@ def test_a_preempted_run_is_saved_at_that_step(tmp_path: Path, every: str) -> No
     ended = run(recipe, World.single(), rundir, resume=True, invocation=Invocation())
     assert (ended.status, ended.steps) == ("completed", 10)
     assert [record["step"] for record in read_lines(rundir.evals)] == [*range(1, 11)]
-    assert ended.weights_sha256 == trained(tmp_path, "whole", "train.eval_every=1st").read_result().weights_sha256
+    assert ended.weights_sha256 == evaluated.read_result().weights_sha256
 
 
 def test_a_request_during_an_evaluation_trains_no_further_step(tmp_path: Path, monkeypatch) -> None:

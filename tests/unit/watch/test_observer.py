@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -58,28 +59,49 @@ def totals_of(steps):
     return {name: math.fsum(step["stages"].get(name, 0.0) for step in steps) for name in names}
 
 
+def output_of(process):
+    out, err = process.communicate(TIMEOUT_S)
+    assert process.returncode == 0, err
+    return out
+
+
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def alone(forking, tmp_path_factory):
+    """Return a function from a script to its standard output without observation; torch is imported already."""
+    folder = tmp_path_factory.mktemp("alone")
+    return lambda script: output_of(forking.start([str(HERE / "scripts" / script)], folder, {}))
+
+
+@pytest.fixture(scope="module")
+def plain(alone, tmp_path_factory):
     """Return the output of the plain script without observation, then with, and the records."""
     folder = tmp_path_factory.mktemp("plain")
-    script = HERE / "scripts" / "plain.py"
-    return run(folder, script), run(folder, script, records=folder / "records"), read(folder / "records")
+    observed = run(folder, HERE / "scripts" / "plain.py", records=folder / "records")
+    return alone("plain.py"), observed, read(folder / "records")
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """Return what the plain script prints with a worker process and its losses, and the folder of its records."""
+    folder = tmp_path_factory.mktemp("printed")
+    printing = (HERE / "scripts" / "plain.py").read_text()
+    printing = printing.replace(".backward()", ".backward(); print((loss / MICRO_BATCHES).item(), 'loss')")
+    (folder / "printing.py").write_text(printing)
+    said = run(folder, "printing.py", "1", records=folder / "records", PACELINE_WATCH_LOSSES="1")
+    return said, folder / "records"
 
 
 def test_observation_does_not_change_a_bit(plain):
     assert plain[0] == plain[1]
 
 
-def test_losses_are_those_of_the_script_summed_over_micro_batches(plain, tmp_path):
-    printing = (HERE / "scripts" / "plain.py").read_text()
-    printing = printing.replace(".backward()", ".backward(); print((loss / MICRO_BATCHES).item(), 'loss')")
-    (tmp_path / "printing.py").write_text(printing)
-    said = run(tmp_path, "printing.py", records=tmp_path / "records", PACELINE_WATCH_LOSSES="1")
+def test_losses_are_those_of_the_script_summed_over_micro_batches(plain, printed):
+    said, records = printed
     assert said.splitlines()[-1:] == plain[0].splitlines()  # the same weights
-    printed = [float(line.split()[0]) for line in said.splitlines() if line.endswith(" loss")]
-    lines = [json.loads(line) for path in (tmp_path / "records").iterdir() for line in path.read_text().splitlines()]
+    losses_said = [float(line.split()[0]) for line in said.splitlines() if line.endswith(" loss")]
+    lines = [json.loads(line) for path in records.iterdir() for line in path.read_text().splitlines()]
     losses = {line["n"]: line["loss"] for line in lines if line["kind"] == "loss"}
-    assert losses == {n: printed[2 * n - 2] + printed[2 * n - 1] for n in range(1, 19)}
+    assert losses == {n: losses_said[2 * n - 2] + losses_said[2 * n - 1] for n in range(1, 19)}
 
 
 def test_a_process_writes_its_steps_and_pauses(plain):
@@ -118,9 +140,9 @@ def test_plain_steps_are_attributed(plain):
     assert "exposed_communication" not in totals
 
 
-def test_workers_of_loaders_write_nothing(tmp_path):
-    run(tmp_path, HERE / "scripts" / "plain.py", "1", records=tmp_path / "records")
-    assert len(read(tmp_path / "records")) == 1
+def test_workers_of_loaders_write_nothing(printed):
+    _, records = printed
+    assert len(read(records)) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,9 +162,9 @@ def test_a_broken_observer_leaves_the_script_alone(plain, tmp_path, break_it, is
     assert len(notes) == is_named
 
 
-def test_unusual_scripts_run_as_without_observation(tmp_path):
-    script = HERE / "scripts" / "unusual.py"
-    assert run(tmp_path, script, records=tmp_path / "records") == run(tmp_path, script)
+def test_unusual_scripts_run_as_without_observation(alone, tmp_path):
+    observed = run(tmp_path, HERE / "scripts" / "unusual.py", records=tmp_path / "records")
+    assert observed == alone("unusual.py")
     (records,) = read(tmp_path / "records")
     assert (len(records["step"]), records["note"]) == (8, [])
 
@@ -205,17 +227,26 @@ print(found, colorsys.rgb_to_yiq(0, 0, 0))
     assert out == "[('first', 'colorsys'), ('second', 'colorsys')] (0.0, 0.0, 0.0)\n"
 
 
-def test_torch_compile_compiles_the_same_graphs(tmp_path):
-    script = HERE / "scripts" / "compiled.py"
-    assert run(tmp_path, script, records=tmp_path / "records") == run(tmp_path, script)
+def test_torch_compile_compiles_the_same_graphs(alone, tmp_path):
+    observed = run(tmp_path, HERE / "scripts" / "compiled.py", records=tmp_path / "records")
+    assert observed == alone("compiled.py")
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """Return the output of the script with two ranks without observation, then with, and the records of each rank."""
+def ranks(forking, tmp_path_factory):
+    """Return the output of the script with two ranks without observation, then with, and the records of each rank.
+
+    Only those under observation are torchrun's.
+    """
     folder = tmp_path_factory.mktemp("ranks")
-    command = torchrun("ddp.py")
-    return run(folder, *command), run(folder, *command, records=folder / "records"), read(folder / "records")
+    observed = run(folder, *torchrun("ddp.py"), records=folder / "records")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    script = [str(HERE / "scripts" / "ddp.py")]
+    both = [forking.start(script, folder, {**environ, "RANK": str(rank)}) for rank in range(2)]
+    return "".join(map(output_of, both)), observed, read(folder / "records")
 
 
 def test_ranks_train_the_same_weights(ranks):

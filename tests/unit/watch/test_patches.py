@@ -29,7 +29,8 @@ PATCHES = {
 
 def measure(folder: Path, kind: str, patches: dict, *args: str):
     command = [sys.executable, str(SCRIPT), kind, *args]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # One thread compiles in this process; more are another program, which imports torch.
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     # The script takes 8 steps: it ends by itself.
     run = run_measured(command, environ, folder, warmup=0, steps=8, timeout_s=120, patches=patches)
     assert not run.failure, (folder / "output.log").read_text()
@@ -46,11 +47,18 @@ def test_patches_reach_loaders_ddp_optimizer_and_model(tmp_path):
     }  # fmt: skip
 
 
-def test_a_patched_script_trains_the_same(tmp_path):
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory):
+    """Return a run whose patches change nothing, and its facts."""
+    patches = {"workers": 0, "persistent_workers": True, "cudnn_benchmark": True}
+    return measure(tmp_path_factory.mktemp("unchanged"), "all", patches)
+
+
+def test_a_patched_script_trains_the_same(unchanged, tmp_path):
     same = {name: value for name, value in PATCHES.items() if name not in ("autocast", "threads")}
-    plain, facts = measure(tmp_path / "plain", "all", {})
-    patched, _ = measure(tmp_path / "patched", "all", same)
-    assert (facts["workers"], facts["fused"], facts["layout"]) == (0, None, False)
+    plain, facts = unchanged
+    patched, _ = measure(tmp_path, "all", same)
+    assert (facts["workers"], facts["persistent"], facts["fused"], facts["layout"]) == (0, False, None, False)
     assert list(plain.losses) == list(range(1, 9))
     assert patched.losses == pytest.approx(plain.losses, rel=1e-5)
 
@@ -66,8 +74,8 @@ def test_patches_without_a_place_say_so(tmp_path):
     assert "no JPEG" in run.unapplied["native_jpegs"]
 
 
-def test_patches_that_change_nothing_say_so(tmp_path):
-    run, _ = measure(tmp_path, "all", {"workers": 0, "persistent_workers": True, "cudnn_benchmark": True})
+def test_patches_that_change_nothing_say_so(unchanged):
+    run, _ = unchanged
     assert run.unapplied == {
         "workers": "the script has num_workers=0 already",
         "persistent_workers": "the DataLoader has no workers",
@@ -76,21 +84,21 @@ def test_patches_that_change_nothing_say_so(tmp_path):
 
 
 @pytest.mark.parametrize("first", ["torch", "pillow"])
-def test_jpegs_are_decoded_natively_in_worker_processes(tmp_path, first):
+def test_jpegs_are_decoded_natively_in_worker_processes(tmp_path, forking, first):
+    file = tmp_path / "image.jpg"
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8))
-    image.save(tmp_path / "image.jpg", quality=95)
-    kinds = {}
-    for patches in ({}, {"native_jpegs": True}):
-        run, facts = measure(tmp_path / str(len(patches)), "jpegs", patches, str(tmp_path / "image.jpg"), first)
-        kinds[len(patches)] = facts["kinds"], run.unapplied
-    assert kinds == {0: (["Image"], {}), 1: (["_UndecodedImage"], {})}
+    image.save(file, quality=95)
+    out, err = forking.start([str(SCRIPT), "jpegs", str(file), first], tmp_path, {}).communicate()
+    assert json.loads(out) == {"kinds": ["Image"]}, err
+    run, facts = measure(tmp_path / "patched", "jpegs", {"native_jpegs": True}, str(file), first)
+    assert (facts, run.unapplied) == ({"kinds": ["_UndecodedImage"]}, {})
 
 
 def test_other_patches_reach_their_place(tmp_path):
-    _, facts = measure(tmp_path / "1", "all", {"pin_memory": True, "foreach_optimizer": True})
-    assert (facts["pinned"], facts["foreach"]) == (True, True)
-    _, facts = measure(tmp_path / "2", "all", {"compile": True})
-    assert (facts["pinned"], facts["foreach"], facts["compiled"]) == (False, None, True)
+    """Without them a script has none of this, as the facts of the other patches say."""
+    run, facts = measure(tmp_path, "all", {"pin_memory": True, "foreach_optimizer": True, "compile": True})
+    assert run.unapplied == {}
+    assert (facts["pinned"], facts["foreach"], facts["compiled"]) == (True, True, True)
 
 
 def test_every_patch_of_a_ladder_is_known_here():

@@ -1,6 +1,7 @@
 """`optim.layer_decay`: every layer learns at its own rate, with any optimizer; what has no effect is refused."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ WORDS = (
     *("data.source.num_images=32", "data.source.num_val_images=8", "data.source.image_size=8", "data.batch_size=8"),
     *("model.width=0.1", "parallel.device=cpu", "parallel.threads=1", "log.tensorboard=off", "data.workers=0"),
     *("measure.telemetry=off", "train.epochs=1", "train.ema=on", "checkpoint.every=2st", "optim.layer_decay=0.7"),
+    *("log.report=off", "log.explain=off"),
 )
 
 
@@ -157,13 +159,11 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_was_not_interrupted(tmp
     whole, told = train(tmp_path / "whole", *words)
     assert re.search(r"optim.layer_decay: 10 layers of 10 learn, at 0.0404 \(layer 0\) to 1 \(layer 9\)", told)
     assert "train.class_weights: from " in told
-    train(tmp_path / "parts", *words)
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     (tmp_path / "parts" / "result.json").unlink()
     saves = sorted((tmp_path / "parts" / "checkpoints").glob("step-*"))
     assert len(saves) == 2
-    for path in sorted(saves[-1].rglob("*"), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    saves[-1].rmdir()
+    shutil.rmtree(saves[-1])
     resumed, _ = train(tmp_path / "parts", *words, resume=True)
     assert resumed.weights_sha256 == whole.weights_sha256
     assert (resumed.eval, resumed.ema) == (whole.eval, whole.ema) and whole.ema is not None
