@@ -29,6 +29,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -144,6 +145,8 @@ def run(args: Sequence[str]) -> NoReturn:
     its_own = {"DEVNULL": DEVNULL, "PIPE": PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     for name in STARTERS:
         importlib.import_module(name).subprocess = SimpleNamespace(Popen=popen, **its_own)
+    for each in list(weakref.finalize._registry):
+        each.atexit = False  # removes a temporary folder of the parent, say
     # The modules of the parent hold its state
     for name in [name for name in sys.modules if name.startswith("paceline.cli")]:
         del sys.modules[name]

@@ -62,7 +62,10 @@ def test_a_resumed_run_that_unfreezes_has_equal_weights(paceline, tmp_path: Path
     assert resumed["weights_sha256"] == uninterrupted["weights_sha256"] and resumed["steps"] == 8
 
 
-@pytest.mark.parametrize("args", [(), ("model.lora={rank: 2}",)], ids=["unfrozen later", "adapters"])
+ADAPTERS = pytest.param(("model.lora={rank: 2}",), id="adapters", marks=pytest.mark.long)  # imports take longest
+
+
+@pytest.mark.parametrize("args", [pytest.param((), id="unfrozen later"), ADAPTERS])
 def test_two_ranks_train_as_one(paceline, tmp_path: Path, args) -> None:
     """In float64 the order of sums changes the last bits alone."""
     head_first = ("model.norm=sync_batch", "model.freeze=backbone", "model.unfreeze=2st")
