@@ -12,8 +12,7 @@ import timm
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "timm-families.json"
 ROWS = json.loads(RECORD.read_text())["families"]
-# A convolutional network, one whose branches merge for inference, and a transformer for images of one size.
-SAMPLE = ("test_resnet", "repghostnet_050", "test_vit")
+SAMPLE = ("test_resnet", "test_vit")  # a convolutional network, and a transformer for images of one size
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def outcome(row: dict) -> tuple:
 
 def test_some_families_are_trained_and_exported(forking, tmp_path: Path) -> None:
     expected = [row for row in ROWS if row["model"] in SAMPLE]
-    assert len(expected) == 3 and not any(row["train"] or row["torch"] for row in expected)
+    assert len(expected) == 2 and not any(row["train"] or row["torch"] for row in expected)
     assert [*map(outcome, tried(forking, tmp_path, *SAMPLE))] == [*map(outcome, expected)]
 
 
