@@ -352,7 +352,7 @@ def paceline_anew(tmp_path: Path) -> Program:
     return Program(tmp_path, Fresh())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def lines_of() -> Callable[[Path], list[dict]]:
     """Return a function that reads the records of a JSON Lines file."""
     return lambda path: [json.loads(line) for line in path.read_text().splitlines()]

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import runpy
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -29,6 +29,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -50,13 +51,14 @@ MODULES = (
     "torch.distributed.fsdp",
     "typer",
 )
-STARTERS = ("paceline.parallel.launch", "paceline.lab.runner")
+STARTERS = ("paceline.parallel.launch", "paceline.lab.process")
 WHERE_INSTALLED = ("sklearn.datasets", "torch.utils.tensorboard", "torchvision.transforms.v2")
 LARGEST_REQUEST = 1 << 17
 FIRST_SPARE_FILE = 512
 PYTHON = sys.executable
 PRINT_STACKS = signal.SIGRTMAX  # prints the stack of each thread to standard error
 POLL_S = 0.005
+num_own = 1  # folders of the running program at the start of `sys.path`
 
 
 def serve(calls: socket.socket) -> None:
@@ -146,15 +148,19 @@ def run(args: Sequence[str]) -> NoReturn:
     its_own = {"DEVNULL": DEVNULL, "PIPE": PIPE, "TimeoutExpired": subprocess.TimeoutExpired}
     for name in STARTERS:
         importlib.import_module(name).subprocess = SimpleNamespace(Popen=popen, **its_own)
+    for each in list(weakref.finalize._registry):
+        each.atexit = False  # removes a temporary folder of the parent, say
     # The modules of the parent hold its state
     for name in [name for name in sys.modules if name.startswith("paceline.cli")]:
         del sys.modules[name]
+    global num_own
     is_safe = args[0] == "-P"  # without -P, modules may be in the current folder or beside the script
     is_module = args[is_safe] == "-m"
     sys.argv = list(args[is_safe + is_module :])
     own = [] if is_safe else [os.curdir if is_module else str(Path(sys.argv[0]).parent)]
     options = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each not in sys.path]
-    sys.path[:1] = [*own, *options]
+    sys.path[:num_own] = [*own, *options]
+    num_own = len(own)
     code: int | str | None = 0
     try:
         start = runpy.run_module if is_module else runpy.run_path
@@ -203,28 +209,38 @@ class Forked:
     ) -> None:
         assert stdin == DEVNULL and start_new_session and text and errors == "replace"
         nothing = os.open(os.devnull, os.O_RDWR)
-        out = {None: 1, DEVNULL: nothing}[stdout]
-        self._stderr, err = os.pipe() if stderr == PIPE else (None, 2)
-        files = {0: nothing, 1: out, 2: err, **{number: number for number in pass_fds}}
+        files, self._pipes = {0: nothing, **{number: number for number in pass_fds}}, dict[int, int]()
+        for number, stream in ((1, stdout), (2, stderr)):
+            if stream == PIPE:
+                self._pipes[number], files[number] = os.pipe()
+            else:
+                files[number] = {None: number, DEVNULL: nothing}[stream]
         self.pid = fork(command[1:], dict(os.environ) if env is None else env, files, in_session=True, tied=tied)
         self.returncode: int | None = None
         os.close(nothing)
-        if self._stderr is not None:
-            os.close(err)
+        for number in self._pipes:
+            os.close(files[number])
 
-    def communicate(self, *, timeout: float | None = None) -> tuple[None, str]:
-        """Return standard error once all its writers have ended, or raise `subprocess.TimeoutExpired`."""
-        output, limit_s = b"", math.inf if timeout is None else time.monotonic() + timeout
-        assert self._stderr is not None
-        while True:
-            left_s = None if timeout is None else max(0.0, limit_s - time.monotonic())
-            if not select.select([self._stderr], [], [], left_s)[0]:
-                raise subprocess.TimeoutExpired(str(self.pid), limit_s)
-            if not (part := os.read(self._stderr, 1 << 16)):
-                os.close(self._stderr)
-                self.wait(limit_s - time.monotonic())
-                return None, output.decode(errors="replace")
-            output += part
+    def communicate(self, *, timeout: float | None = None) -> tuple[str | None, str | None]:
+        """Return what came from the pipes once all their writers have ended, or raise `subprocess.TimeoutExpired`."""
+        limit_s = math.inf if timeout is None else time.monotonic() + timeout
+        output = dict.fromkeys(self._pipes, b"")
+        with selectors.DefaultSelector() as open_ones:
+            for number, file in self._pipes.items():
+                open_ones.register(file, selectors.EVENT_READ, number)
+            while open_ones.get_map():
+                left_s = limit_s - time.monotonic()
+                if left_s < 0:
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+                for key, _ in open_ones.select(None if timeout is None else left_s):
+                    part = os.read(key.fd, 1 << 16)
+                    output[key.data] += part
+                    if not part:
+                        open_ones.unregister(key.fd)
+                        os.close(key.fd)
+        self.wait(limit_s - time.monotonic())
+        text = {number: part.decode(errors="replace") for number, part in output.items()}
+        return text.get(1), text.get(2)
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the program runs."""

@@ -10,8 +10,9 @@ from paceline.core.experiments.results import CrossValidationResult
 from paceline.lab.trial import write_recipe
 from paceline.recipe.load import Patch, load
 
-SMALL = ("digits", "model.width=0.1", "train.epochs=2", "train.eval_every=1ep", "parallel.threads=1",
-         "log.tensorboard=off", "log.report=off", "log.worst=0", "measure.telemetry=off")  # fmt: skip
+SMALL = ("digits", "model.width=0.1", "data.image_size=8", "data.workers=0", "train.epochs=2", "train.eval_every=1ep",
+         "parallel.threads=1", "log.tensorboard=off", "log.report=off", "log.worst=0",
+         "measure.telemetry=off")  # fmt: skip
 CV = ("cv", *SMALL, "--folds", "2", "--run-dir", "found")
 
 

@@ -5,20 +5,10 @@ from pathlib import Path
 import pytest
 
 ARGS = (
-    "train",
-    "synthetic",
-    "model.norm=none",
-    "model.width=0.1",
-    "data.source.num_images=300",
-    "data.source.num_val_images=37",
-    "data.batch_size=24",
-    "data.augment=[pad_crop,flip,rotate]",
-    "optim.lr=0.02",
-    "train.epochs=2",
-    "log.every=1st",
-    "log.samples=true",
-    "log.tensorboard=off",
-    "parallel.threads=1",
+    *("train", "synthetic", "model.norm=none", "model.width=0.1", "data.source.num_images=300"),
+    *("data.source.num_val_images=37", "data.source.image_size=16", "data.batch_size=24", "data.workers=0"),
+    *("data.augment=[pad_crop,flip,rotate]", "optim.lr=0.02", "train.epochs=2", "log.every=1st", "log.samples=true"),
+    *("log.tensorboard=off", "log.report=off", "log.worst=0", "measure.telemetry=off", "parallel.threads=1"),
 )
 LAUNCH = ("torch.distributed.launch", "--standalone", "--nproc_per_node=2", "-m", "paceline")
 """torchrun by its former name, which passes --local-rank=N before the script's arguments."""
@@ -75,33 +65,36 @@ def test_worker_processes_do_not_change_a_pixel(paceline, tmp_path: Path, lines_
     assert samples_and_pixels(tmp_path / "ahead", 1, lines_of) == samples
 
 
+SYNC = (
+    *(*ARGS, "model.norm=sync_batch", "train.precision=fp64", "train.clip_norm=1", "train.ema=on", "train.epochs=1"),
+    *("optim.layer_decay=0.8", 'train.class_weights={"1": 5, "4": 2}', "train.eval_train=on", "train.accuracy=on"),
+    "data.augment=[pad_crop,{name: flip, mode: alternating},mixup]",
+)
+
+
+def results_of(program, lines_of, ranks: int, strategy: str) -> tuple[tuple, list[tuple[float, float]]]:
+    """Return losses and evaluations of a run, and the top-1 and top-5 accuracy of its batches."""
+    args = (*SYNC, f"parallel.strategy={strategy}", "--ranks", str(ranks))
+    result = program(*args, "--run-dir", f"on-{ranks}", "--json").result
+    steps = lines_of(program.folder / f"on-{ranks}" / "steps.jsonl")
+    (evaluation,) = lines_of(program.folder / f"on-{ranks}" / "evals.jsonl")
+    accuracies = [(each["top1"], each["top5"]) for each in steps]
+    accuracies.append((evaluation["batch_top1"], evaluation["batch_top5"]))
+    return ([record["loss"] for record in steps], result["eval"], result["ema"], result["train_eval"]), accuracies
+
+
+@pytest.fixture(scope="module")
+def sync_on_one(paceline_in, tmp_path_factory, lines_of):
+    """Return the results of one rank, on which a strategy has no effect."""
+    return results_of(paceline_in(tmp_path_factory.mktemp("sync")), lines_of, 1, "ddp")
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_sync_batch_norm_trains_the_same_on_one_and_two_ranks(
-    paceline, tmp_path: Path, lines_of, strategy: str
-) -> None:
-    args = [*ARGS, "model.norm=sync_batch", "train.precision=fp64", "train.clip_norm=1", "train.ema=on"]
-    args += ["train.epochs=1", "optim.layer_decay=0.8", 'train.class_weights={"1": 5, "4": 2}']
-    args += [
-        "data.augment=[pad_crop,{name: flip, mode: alternating},mixup]",
-        "train.eval_train=on",
-        "train.accuracy=on",
-    ]
-    results, accuracies = {}, {}
-    for ranks in (1, 2):
-        run = ["--run-dir", f"on-{ranks}", "--ranks", str(ranks), "--json", f"parallel.strategy={strategy}"]
-        result = paceline(*args, *run).result
-        steps = lines_of(tmp_path / f"on-{ranks}" / "steps.jsonl")
-        results[ranks] = ([record["loss"] for record in steps], result["eval"], result["ema"], result["train_eval"])
-        (evaluation,) = lines_of(tmp_path / f"on-{ranks}" / "evals.jsonl")
-        accuracies[ranks] = [(each["top1"], each["top5"]) for each in steps] + [
-            (evaluation["batch_top1"], evaluation["batch_top5"])
-        ]
+def test_sync_batch_norm_trains_the_same_on_one_and_two_ranks(paceline, lines_of, sync_on_one, strategy: str) -> None:
+    one, accuracies = sync_on_one
+    two, accuracies_on_two = results_of(paceline, lines_of, 2, strategy)
     # float64 rounds at 1e-16, and batch norm of a narrow model amplifies that at every step.
-    assert results[2][0] == pytest.approx(results[1][0], abs=1e-8)
-    assert (
-        accuracies[1] == accuracies[2]
-        and len(accuracies[1]) == 13
-        and 0 < accuracies[1][-1][0] < accuracies[1][-1][1] <= 1
-    )
-    for one, two in zip(results[1][1:], results[2][1:], strict=True):
-        assert two == pytest.approx(one, abs=1e-6)
+    assert two[0] == pytest.approx(one[0], abs=1e-8)
+    assert accuracies_on_two == accuracies and len(accuracies) == 13 and 0 < accuracies[-1][0] < accuracies[-1][1] <= 1
+    for on_one, on_two in zip(one[1:], two[1:], strict=True):
+        assert on_two == pytest.approx(on_one, abs=1e-6)

@@ -25,7 +25,7 @@ rungs:
   - {name: LMDB, data: lmdb, set: {optim.implementation: loop}, expects: [optimizer]}
 """
 SMALL = ("model.name=resnet18_cifar", "model.width=0.05", "data.image_size=16", "data.batch_size=4")
-EXACT = ("train.precision=fp32", "parallel.threads=1", "parallel.device=cpu")
+EXACT = ("train.precision=fp32", "parallel.threads=1", "parallel.device=cpu", "log.worst=0")
 ARGS = ("forms.yaml", *SMALL, *EXACT, "data.source.root=photos", "--ranks", "1", "--run-dir", "found")
 
 
@@ -102,7 +102,8 @@ rungs:
 
 def test_concurrent_tasks_and_the_final_ladder_train_each_run_once(paceline, lines_of, tmp_path) -> None:
     (tmp_path / "own.yaml").write_text(DIGITS)
-    args = ("ladder", "own.yaml", "parallel.device=cpu", "--ranks", "1", "--run-dir", "found")
+    quiet = ("parallel.device=cpu", "log.tensorboard=off", "log.worst=0")
+    args = ("ladder", "own.yaml", *quiet, "--ranks", "1", "--run-dir", "found")
     tasks = [paceline.start(*args, "--task", number) for number in "12"]
     output = [task.communicate() for task in tasks]
     assert [task.wait() for task in tasks] == [0, 0], output

@@ -13,7 +13,7 @@ from paceline.recipe.load import Patch, load
 SMALL = (
     *("synthetic", "model.width=0.1", "data.source.num_images=96", "data.source.num_val_images=37"),
     *("data.source.image_size=8", "data.batch_size=16", "parallel.threads=1", "data.workers=0"),
-    *("log.tensorboard=off", "log.worst=0"),
+    *("log.tensorboard=off", "log.worst=0", "measure.telemetry=off"),
 )
 FIND = ("lr-find", *SMALL, "--steps", "40", "--from", "1e-5", "--to", "10", "--repeats", "2")
 TEST = (
@@ -22,44 +22,64 @@ TEST = (
 )
 
 
-def test_two_ranks_suggest_what_one_does(paceline) -> None:
-    """High rates amplify the rounding of another batch size per rank, hence float64; BatchNorm must see all images."""
-    words = ("model.norm=sync_batch", "train.precision=fp64", "data.source.image_size=16", "data.batch_size=32")
-    words = (*words, "data.source.num_images=128", "--json")
-    one = paceline(*FIND, *words, "--ranks", "1", "--run-dir", "one").result
-    assert one["suggestion"] is not None and one["losses"][0] != one["losses"][1]  # of another seed
-    for strategy in ("ddp", "fsdp"):
-        two = paceline(*FIND, *words, f"parallel.strategy={strategy}", "--ranks", "2", "--run-dir", strategy).result
-        assert one["suggestion"] == two["suggestion"], strategy
-        for losses, others in zip(one["losses"], two["losses"], strict=True):
-            assert losses[:25] == pytest.approx(others[:25], rel=1e-9), strategy
+# High rates amplify the rounding of another batch size per rank, hence float64; BatchNorm must see all images.
+IN_FP64 = (
+    *(*FIND, "model.norm=sync_batch", "train.precision=fp64", "data.source.image_size=16", "data.batch_size=32"),
+    *("data.source.num_images=128", "--json"),
+)
 
 
-def test_the_suggestion_is_that_of_the_recipe_before_it_is_scaled(paceline) -> None:
+@pytest.fixture(scope="module")
+def one_rank(paceline_in, tmp_path_factory) -> dict:
+    return paceline_in(tmp_path_factory.mktemp("one"))(*IN_FP64, "--ranks", "1", "--run-dir", "one").result
+
+
+# In training, `test_exact.py` compares both strategies with one rank.
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long)])
+def test_two_ranks_suggest_what_one_does(paceline, one_rank: dict, strategy: str) -> None:
+    assert one_rank["suggestion"] is not None and one_rank["losses"][0] != one_rank["losses"][1]  # of another seed
+    two = paceline(*IN_FP64, f"parallel.strategy={strategy}", "--ranks", "2", "--run-dir", strategy).result
+    assert one_rank["suggestion"] == two["suggestion"]
+    for losses, others in zip(one_rank["losses"], two["losses"], strict=True):
+        assert losses[:25] == pytest.approx(others[:25], rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def found(paceline_in, tmp_path_factory):
+    """Return the program in a folder with the finished range test `found`, and what that printed."""
+    program = paceline_in(tmp_path_factory.mktemp("found"))
+    completed = program(*FIND, "--run-dir", "found")
+    assert completed.code == 0, completed.err
+    return program, completed.out
+
+
+def test_the_suggestion_is_that_of_the_recipe_before_it_is_scaled(found) -> None:
     """With a factor of 2 for the batch, half the rate is the same run."""
-    plain = paceline(*FIND, "--json", "--run-dir", "plain").result
+    program, _ = found
+    plain = json.loads(ExperimentDir(program.folder / "found").result.read_text())
     scaling = ("optim.lr_scaling=linear", "optim.base_batch_size=8")
     args = [*FIND[:-6], "--from", "5e-6", "--to", "5", "--repeats", "2"]
-    scaled = paceline(*args, *scaling, "--json", "--run-dir", "scaled").result
+    scaled = program(*args, *scaling, "--json", "--run-dir", "scaled").result
     assert scaled["losses"] == plain["losses"]
     assert scaled["suggestion"] == pytest.approx(plain["suggestion"] / 2, rel=0.3)  # rounded to a series
 
 
-def test_an_interrupted_range_test_repeats_no_run(paceline, tmp_path: Path) -> None:
-    completed = paceline(*FIND, "--run-dir", "found")
-    folder = ExperimentDir(tmp_path / "found")
-    found = folder.read()
-    assert isinstance(found, LrFindResult) and len(found.runs) == 2
-    assert f"optim.lr={found.suggestion:g}" in completed.out and "<- suggestion" in completed.out
+def test_an_interrupted_range_test_repeats_no_run(found) -> None:
+    program, shown = found
+    folder = ExperimentDir(program.folder / "again")
+    shutil.copytree(program.folder / "found", folder.path)
+    result = folder.read()
+    assert isinstance(result, LrFindResult) and len(result.runs) == 2
+    assert f"optim.lr={result.suggestion:g}" in shown and "<- suggestion" in shown
     page = folder.report.read_text(encoding="utf-8")
-    assert f"suggestion {found.suggestion:g}" in page
+    assert f"suggestion {result.suggestion:g}" in page
     folder.result.unlink()  # as if killed in its last run
-    shutil.rmtree(folder.path / found.runs[1])
-    kept = (folder.path / found.runs[0] / "result.json").stat().st_mtime_ns
-    again = paceline(*FIND, "--run-dir", "found", "--json").result
-    assert (folder.path / found.runs[0] / "result.json").stat().st_mtime_ns == kept
-    assert again["losses"] == json.loads(found.model_dump_json())["losses"]
-    assert again["suggestion"] == found.suggestion
+    shutil.rmtree(folder.path / result.runs[1])
+    kept = (folder.path / result.runs[0] / "result.json").stat().st_mtime_ns
+    again = program(*FIND, "--run-dir", "again", "--json").result
+    assert (folder.path / result.runs[0] / "result.json").stat().st_mtime_ns == kept
+    assert again["losses"] == json.loads(result.model_dump_json())["losses"]
+    assert again["suggestion"] == result.suggestion
 
 
 def test_a_range_test_that_becomes_nan_ends_there(paceline) -> None:
@@ -71,7 +91,7 @@ def test_a_range_test_that_becomes_nan_ends_there(paceline) -> None:
     assert len(found["losses"][0]) < 40 and len(found["smoothed"]) == len(found["losses"][0])
 
 
-@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("ranks", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_a_diverged_run_ends_alike_if_it_is_resumed(paceline, tmp_path: Path, ranks: str) -> None:
     args = (*TEST, "checkpoint.every=2st", "checkpoint.keep=9", "--ranks", ranks)
     whole = paceline(*args, "--run-dir", "whole").result

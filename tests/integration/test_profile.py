@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-TINY = ("digits", "model.width=0.1", "data.batch_size=32", "parallel.threads=1", "measure.warmup_steps=1")
+TINY = ("digits", "model.width=0.1", "data.batch_size=32", "parallel.threads=1", "measure.warmup_steps=1",
+        "log.worst=0", "log.tensorboard=off")  # fmt: skip
 LIMIT_S = 120
 
 

@@ -11,20 +11,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+QUIET = ("log.tensorboard=off", "log.report=off", "log.worst=0", "measure.telemetry=off", "parallel.threads=1")
 ARGS = (
-    "train",
-    "synthetic",
-    "model.width=0.1",
-    "data.source.num_images=240",
-    "data.source.num_val_images=24",
-    "data.batch_size=12",
-    "data.augment=[pad_crop,flip]",
-    "schedule.name=plateau",
-    "train.epochs=3",
-    "checkpoint.every=7st",
-    "log.every=1st",
-    "log.samples=true",
-    "parallel.threads=1",
+    *("train", "synthetic", "model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24"),
+    *("data.source.image_size=16", "data.batch_size=12", "data.augment=[pad_crop,flip]", "schedule.name=plateau"),
+    *("train.epochs=3", "checkpoint.every=7st", "log.every=1st", "log.samples=true", *QUIET),
 )
 
 
@@ -37,9 +28,27 @@ def kill_after_a_checkpoint(paceline, run: Path, *args: str) -> None:
     process.communicate(timeout=30)
 
 
+def cut(whole: Path, part: Path, last_step: int) -> None:
+    """Copy a run as it was when it had just saved `last_step`."""
+    shutil.copytree(whole, part)
+    (part / "result.json").unlink()
+    for path in (part / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step-")) > last_step:
+            shutil.rmtree(path)
+
+
 def without_times(rows: list[dict]) -> list[dict]:
     times = ("trained_s", "train_s", "epoch_s", "images_per_s")
     return [{k: v for k, v in row.items() if k not in times and not k.endswith("_share")} for row in rows]
+
+
+def samples_and_pixels(run: Path, ranks: int, lines_of) -> list[list[tuple[int, int]]]:
+    """Return (sample, checksum of its augmented pixels) of each global step, in the order of ranks."""
+    parts = [lines_of(run / f"steps.rank{rank}.jsonl") for rank in range(ranks)]
+    return [
+        [pair for row in rows for pair in zip(row["samples"], row["crc32"], strict=True)]
+        for rows in zip(*parts, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("ranks", ["1", "3"])
@@ -64,17 +73,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(paceline, tmp_path: Path, lin
 
 
 STRIKES_BACK = (
-    *("train", "digits", "data.batch_size=96", "data.sampler=repeated", "train.loss.name=bce", "train.epochs=2"),
+    *("train", "synthetic", "data.source.num_images=360", "data.source.num_val_images=24"),
+    *("data.source.image_size=16", "data.batch_size=24", "data.sampler=repeated", "train.epochs=2"),
     "data.augment=[pad_crop,three_augment,{name: mixup, until: 1ep},{name: cutmix, p: 0.5, until: 20st}]",
-    *(
-        "model.norm=none",
-        "model.width=0.25",
-        "train.precision=fp64",
-        "train.clip_agc=0.1",
-        "optim.name=lamb",
-        "optim.lr=0.005",
-    ),
-    *("checkpoint.every=4st", "log.every=1st", "log.samples=true", "parallel.threads=1"),
+    *("model.norm=none", "model.width=0.1", "train.loss.name=bce", "train.label_smoothing=0.1"),
+    *("train.precision=fp64", "train.clip_agc=0.1", "optim={name: lamb, lr: 0.005}"),
+    *("schedule={name: cosine, warmup: 1ep}", "checkpoint.every=4st", "log.every=1st", "log.samples=true", *QUIET),
 )
 
 
@@ -82,54 +86,38 @@ def test_repeated_augmentation_with_mixing_that_ends_is_exact_on_two_ranks_and_a
     paceline, tmp_path: Path, lines_of
 ) -> None:
     """BCE, repeated augmentation, 3-Augment, mixup and cutmix until the last epoch, and adaptive clipping."""
+    whole = [
+        paceline(*STRIKES_BACK, "--ranks", ranks, "--run-dir", f"whole-{ranks}", "--json").result for ranks in "12"
+    ]
+    on_two = (*STRIKES_BACK, "--ranks", "2")
+    kill_after_a_checkpoint(paceline, tmp_path / "killed-2", *on_two)
+    assert not (tmp_path / "killed-2" / "result.json").exists()
+    resumed = paceline(*on_two, "--run-dir", "killed-2", "--resume", "--json").result
+    assert resumed["weights_sha256"] == whole[1]["weights_sha256"]
+    assert resumed["eval"] == whole[1]["eval"]
     losses, samples = {}, {}
-    for ranks in ("1", "2"):
-        args = (*STRIKES_BACK, "--ranks", ranks)
-        whole = paceline(*args, "--run-dir", f"whole-{ranks}", "--json").result
-        kill_after_a_checkpoint(paceline, tmp_path / f"killed-{ranks}", *args)
-        assert not (tmp_path / f"killed-{ranks}" / "result.json").exists()
-        resumed = paceline(*args, "--run-dir", f"killed-{ranks}", "--resume", "--json").result
-        assert resumed["weights_sha256"] == whole["weights_sha256"]
-        assert resumed["eval"] == whole["eval"]
-        for run in (tmp_path / f"whole-{ranks}", tmp_path / f"killed-{ranks}"):
-            parts = [lines_of(run / f"steps.rank{rank}.jsonl") for rank in range(int(ranks))]
-            steps = [
-                [pair for row in rows for pair in zip(row["samples"], row["crc32"], strict=True)]
-                for rows in zip(*parts, strict=True)
-            ]
-            assert samples.setdefault("first", steps) == steps
-            losses[run.name] = [row["loss"] for row in lines_of(run / "steps.jsonl")]
-    assert losses["killed-1"] == losses["whole-1"] and losses["killed-2"] == losses["whole-2"]
+    for name in ("whole-1", "whole-2", "killed-2"):
+        samples[name] = samples_and_pixels(tmp_path / name, int(name[-1]), lines_of)
+        losses[name] = [row["loss"] for row in lines_of(tmp_path / name / "steps.jsonl")]
+    assert samples["whole-1"] == samples["whole-2"] == samples["killed-2"] and len(samples["whole-1"]) == 30
+    assert losses["killed-2"] == losses["whole-2"]
     # Two ranks sum gradients in another order.
     assert losses["whole-2"] == pytest.approx(losses["whole-1"], rel=1e-9)
-    epoch = [sample for step in samples["first"][: len(samples["first"]) // 2] for sample, _ in step]
-    assert len(set(epoch)) == -(-len(epoch) // 3)
-    crcs = {pair for step in samples["first"][: len(samples["first"]) // 2] for pair in step}
-    assert len(crcs) > 0.95 * len(epoch)  # almost every version is another image
+    epoch = [pair for step in samples["whole-1"][:15] for pair in step]
+    assert len({sample for sample, _ in epoch}) == -(-len(epoch) // 3)
+    assert len(set(epoch)) > 0.95 * len(epoch)  # almost every version is another image
 
 
 def test_balanced_draws_are_those_of_one_rank_on_two_ranks_and_after_a_kill(paceline, tmp_path: Path, lines_of) -> None:
-    args = (
-        "train",
-        "digits",
-        "data.batch_size=96",
-        "data.sampler=balanced",
-        "data.augment=[pad_crop]",
-        "train.steps=24",
-    )
-    args = (*args, "model.width=0.1", "checkpoint.every=5st", "log.every=1st", "log.samples=true", "parallel.threads=1")
+    args = ("train", "digits", "data.batch_size=96", "data.sampler=balanced", "data.augment=[pad_crop]", *QUIET)
+    args = (*args, "model.width=0.1", "train.steps=24", "train.eval_every=off", "checkpoint.every=5st")
+    args = (*args, "log.every=1st", "log.samples=true")
     paceline(*args, "--run-dir", "one", "--ranks", "1", "--json").result  # noqa: B018
     kill_after_a_checkpoint(paceline, tmp_path / "two", *args, "--ranks", "2")
     resumed = paceline(*args, "--run-dir", "two", "--ranks", "2", "--resume", "--json").result
-    joined: dict[str, list] = {}
-    for name, ranks in (("one", 1), ("two", 2)):
-        parts = [lines_of(tmp_path / name / f"steps.rank{rank}.jsonl") for rank in range(ranks)]
-        joined[name] = [
-            [pair for row in rows for pair in zip(row["samples"], row["crc32"], strict=True)]
-            for rows in zip(*parts, strict=True)
-        ]
-    assert joined["one"] == joined["two"] and len(joined["one"]) == resumed["steps"] == 24
-    epoch = [pair for step in joined["one"][:14] for pair in step]
+    one, two = (samples_and_pixels(tmp_path / name, ranks, lines_of) for name, ranks in (("one", 1), ("two", 2)))
+    assert one == two and len(one) == resumed["steps"] == 24
+    epoch = [pair for step in one[:14] for pair in step]
     assert len({sample for sample, _ in epoch}) < 0.75 * len(epoch)  # drawn with replacement
     assert len(set(epoch)) > 0.95 * len(epoch)  # and shifted differently each time, in one of 81 ways
 
@@ -137,13 +125,9 @@ def test_balanced_draws_are_those_of_one_rank_on_two_ranks_and_after_a_kill(pace
 def test_the_logs_of_a_resumed_run_equal_those_of_an_uninterrupted_one(paceline, tmp_path: Path, lines_of) -> None:
     """The intervals of log, evaluation and checkpoint do not divide one another, so a record spans the interruption."""
     args = (*ARGS, "train.epochs=1", "checkpoint.every=3st", "log.every=4st", "train.eval_every=3st")
-    args = (*args, "checkpoint.keep=9", "log.tensorboard=on", "--ranks", "2")
+    args = (*args, "checkpoint.keep=9", "log.tensorboard=on", "log.report=on", "--ranks", "2")
     paceline(*args, "--run-dir", "whole", "--json").result  # noqa: B018
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    (tmp_path / "cut" / "result.json").unlink()
-    for path in (tmp_path / "cut" / "checkpoints").iterdir():
-        if int(path.name[-2:]) > 9:
-            shutil.rmtree(path)
+    cut(tmp_path / "whole", tmp_path / "cut", 9)
     paceline(*args, "--run-dir", "cut", "--resume", "--json").result  # noqa: B018
     for name in ("steps.jsonl", "evals.jsonl"):
         one, other = lines_of(tmp_path / "whole" / name), lines_of(tmp_path / "cut" / name)
@@ -162,8 +146,8 @@ def scalars(folder: Path) -> dict[tuple[str, int], float]:
 VIT = (
     *("train", "synthetic", "model.name=timm:vit_tiny_patch16_224", "model.width=1"),
     "model.args={depth: 2, embed_dim: 48, num_heads: 2}",
-    *("data.source.num_images=96", "data.source.num_val_images=8", "data.batch_size=4", "data.augment=[pad_crop,flip]"),
-    *("parallel.threads=1", "log.tensorboard=off", "log.report=off", "checkpoint.every=1st"),
+    *("data.source.num_images=48", "data.source.num_val_images=8", "data.batch_size=4", "data.augment=[pad_crop,flip]"),
+    *("checkpoint.every=4st", "checkpoint.keep=9", *QUIET),
 )
 
 
@@ -177,19 +161,18 @@ def test_a_vit_fine_tuned_at_160_px_resumes_exactly_on_one_rank_and_two(paceline
     args = (*VIT, *sized(160), "model.weights=pretrained", "train.epochs=1", "log.every=1st", "optim.lr=0.01")
     losses = []
     for ranks in ("1", "2"):
-        whole, killed = tmp_path / f"whole-{ranks}", tmp_path / f"killed-{ranks}"
+        whole, part = tmp_path / f"whole-{ranks}", tmp_path / f"cut-{ranks}"
         run = paceline(*args, "--ranks", ranks, "--run-dir", whole.name, "--json")
         assert "resampled to the image size: pos_embed" in run.err
-        kill_after_a_checkpoint(paceline, killed, *args, "--ranks", ranks)
-        assert not (killed / "result.json").exists()
-        resumed = paceline(*args, "--ranks", ranks, "--run-dir", killed.name, "--resume", "--json").result
+        cut(whole, part, 4)
+        resumed = paceline(*args, "--ranks", ranks, "--run-dir", part.name, "--resume", "--json").result
         assert resumed["weights_sha256"] == run.result["weights_sha256"]
         assert resumed["provenance"]["started_from"] == run.result["provenance"]["started_from"]
         assert resumed["provenance"]["started_from"]["sha256"] == trained["weights_sha256"]
-        rows = [without_times(lines_of(each / "steps.jsonl")) for each in (whole, killed)]
-        assert rows[0] == rows[1] and len(rows[0]) == 24
+        rows = [without_times(lines_of(each / "steps.jsonl")) for each in (whole, part)]
+        assert rows[0] == rows[1] and len(rows[0]) == 12
         losses.append([row["loss"] for row in rows[0]])
-        weights = load_file(whole / "checkpoints" / "step-00000024" / "model.safetensors")
+        weights = load_file(whole / "checkpoints" / "step-00000012" / "model.safetensors")
         assert weights["pos_embed"].shape == (1, 1 + 10 * 10, 48)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)  # the ranks' gradients are summed in another order
 
@@ -218,7 +201,7 @@ def test_a_run_resumed_on_other_ranks_has_the_same_samples(paceline, tmp_path: P
 
 
 def test_resuming_a_completed_run_changes_nothing(paceline, tmp_path: Path) -> None:
-    first = paceline("train", "train.steps=3", "model.width=0.1", "parallel.threads=1", "--run-dir", "run", "--json")
+    first = paceline("train", "train.steps=3", "model.width=0.1", *QUIET, "--run-dir", "run", "--json")
     written = (tmp_path / "run" / "result.json").stat().st_mtime_ns
     for ranks in ("1", "2", "4"):
         resumed = paceline("train", "run", "--resume", "--json", "--ranks", ranks)
@@ -227,7 +210,7 @@ def test_resuming_a_completed_run_changes_nothing(paceline, tmp_path: Path) -> N
 
 
 def test_a_changed_recipe_is_refused_with_the_changed_field(paceline) -> None:
-    args = ("train", "train.steps=3", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
+    args = ("train", "train.steps=3", "model.width=0.1", *QUIET, "--run-dir", "run")
     assert paceline(*args).code == 0
     paceline(*args, "--resume", "optim.lr=0.5").assert_error("--resume: run", "optim.lr=0.1 (now 0.5)")
     paceline(*args).assert_error("--run-dir: run already holds a run", "--resume")
@@ -275,7 +258,7 @@ def test_requeued_slurm_ranks_resume_only_their_own_run(paceline, tmp_path: Path
 
 
 def test_resume_without_a_name_uses_the_newest_run_of_the_recipe(paceline, tmp_path: Path) -> None:
-    args = ("train", "model.width=0.1", "parallel.threads=1", "train.steps=3", "--json")
+    args = ("train", "model.width=0.1", *QUIET, "train.steps=3", "--json")
     first = paceline(*args).result
     assert paceline("train", "digits", "--resume", "--json").result == first
     paceline("train", "synthetic", "--resume").assert_error("--resume: runs/ has no run of synthetic")

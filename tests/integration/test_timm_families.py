@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,8 +12,7 @@ import timm
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "timm-families.json"
 ROWS = json.loads(RECORD.read_text())["families"]
-# A convolutional network, one whose branches merge for inference, and a transformer for images of one size.
-SAMPLE = ("test_resnet", "repghostnet_050", "test_vit")
+SAMPLE = ("test_resnet", "test_vit")  # a convolutional network, and a transformer for images of one size
 
 
 @pytest.fixture
@@ -24,10 +22,12 @@ def families(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("timm_families")
 
 
-def tried(folder: Path, *names: str) -> list[dict]:
+def tried(forking, folder: Path, *names: str) -> list[dict]:
     """Return the rows of the models of `names`, trained and exported now."""
-    script = [sys.executable, str(ROOT / "benchmarks" / "timm_families.py"), "--models", *names, "--json", "new.json"]
-    subprocess.run(script, cwd=folder, check=True, capture_output=True, timeout=280)
+    script = [str(ROOT / "benchmarks" / "timm_families.py"), "--models", *names, "--json", "new.json"]
+    process = forking.start(script, folder, {})
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
     rows: list[dict] = json.loads((folder / "new.json").read_text())["families"]
     return rows
 
@@ -36,16 +36,16 @@ def outcome(row: dict) -> tuple:
     return tuple(row[name] for name in ("family", "model", "parameters", "image_size", "train", "torch"))
 
 
-def test_some_families_are_trained_and_exported(tmp_path: Path) -> None:
+def test_some_families_are_trained_and_exported(forking, tmp_path: Path) -> None:
     expected = [row for row in ROWS if row["model"] in SAMPLE]
-    assert len(expected) == 3 and not any(row["train"] or row["torch"] for row in expected)
-    assert [*map(outcome, tried(tmp_path, *SAMPLE))] == [*map(outcome, expected)]
+    assert len(expected) == 2 and not any(row["train"] or row["torch"] for row in expected)
+    assert [*map(outcome, tried(forking, tmp_path, *SAMPLE))] == [*map(outcome, expected)]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["family"])
-def test_each_family_is_trained_and_exported_or_has_the_recorded_reason(tmp_path: Path, row: dict) -> None:
-    (found,) = tried(tmp_path, row["model"])
+def test_each_family_is_trained_and_exported_or_has_the_recorded_reason(forking, tmp_path: Path, row: dict) -> None:
+    (found,) = tried(forking, tmp_path, row["model"])
     assert outcome(found) == outcome(row)
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 SOURCE = "data.source={name: folder, root: data, channels: 5, pixels: uint16}"
 SOURCE_FIELDS = ("data.source.channels=5", "data.source.pixels=uint16")
 TRAIN = ("train", "digits", SOURCE, "data.image_size=12", "data.batch_size=8", "train.epochs=1")
-SMALL = ("model.width=0.1", "parallel.threads=1", "log.tensorboard=off", "log.worst=4")
+SMALL = ("model.width=0.1", "parallel.threads=1", "log.tensorboard=off", "log.worst=4", "log.report=off")
 
 
 @pytest.fixture(scope="module")
