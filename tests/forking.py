@@ -48,7 +48,8 @@ MODULES = (
     "typer",
 )
 STARTERS = ("paceline.parallel.launch", "paceline.lab.runner")
-WHERE_INSTALLED = ("sklearn.datasets", "torch.utils.tensorboard", "torchvision.transforms.v2")
+WHERE_INSTALLED = ("sklearn.datasets", "timm", "torch.utils.tensorboard", "torchvision.transforms.v2")
+FROM_ENVIRONMENT = "huggingface_hub.constants"  # imported by timm; reads its values from the environment
 LARGEST_REQUEST = 1 << 17
 FIRST_SPARE_FILE = 512
 PYTHON = sys.executable
@@ -146,6 +147,8 @@ def run(args: Sequence[str]) -> NoReturn:
     # The modules of the parent hold its state
     for name in [name for name in sys.modules if name.startswith("paceline.cli")]:
         del sys.modules[name]
+    if constants := sys.modules.get(FROM_ENVIRONMENT):
+        importlib.reload(constants)
     is_safe = args[0] == "-P"  # without -P, modules may be in the current folder or beside the script
     is_module = args[is_safe] == "-m"
     sys.argv = list(args[is_safe + is_module :])
@@ -260,6 +263,7 @@ if __name__ == "__main__":
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     assert importlib.import_module("paceline").__version__  # a checkout runs git to compute it, once
+    importlib.import_module("paceline.core.source_digest").source_digest()  # reads every file of the package, once
     gc.freeze()  # keeps the memory of imported modules shared, as their reference counts do not change
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         connection.send(json.dumps(len(list(Path("/proc/self/task").iterdir()))).encode())
