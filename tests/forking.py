@@ -52,7 +52,8 @@ MODULES = (
     "typer",
 )
 STARTERS = ("paceline.parallel.launch", "paceline.lab.process")
-WHERE_INSTALLED = ("sklearn.datasets", "torch.utils.tensorboard", "torchvision.transforms.v2")
+WHERE_INSTALLED = ("sklearn.datasets", "timm", "torch.utils.tensorboard", "torchvision.transforms.v2")
+FROM_ENVIRONMENT = "huggingface_hub.constants"  # imported by timm; reads its values from the environment
 LARGEST_REQUEST = 1 << 17
 FIRST_SPARE_FILE = 512
 PYTHON = sys.executable
@@ -154,6 +155,8 @@ def run(args: Sequence[str]) -> NoReturn:
     for name in [name for name in sys.modules if name.startswith("paceline.cli")]:
         del sys.modules[name]
     global num_own
+    if constants := sys.modules.get(FROM_ENVIRONMENT):
+        importlib.reload(constants)
     is_safe = args[0] == "-P"  # without -P, modules may be in the current folder or beside the script
     is_module = args[is_safe] == "-m"
     sys.argv = list(args[is_safe + is_module :])

@@ -1,5 +1,6 @@
 """What readers of the documentation have, made once: a home with images, weights and runs, a shell, and the site."""
 
+import fcntl
 import os
 import pickle
 import re
@@ -10,7 +11,7 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -119,17 +120,31 @@ def home(shell: TypingShell, tmp_path_factory) -> Path:
     write_archive(work / "ILSVRC2012_img_train.tar", home / "photos" / "train")
     Image.new("L", (8, 8)).save(work / "seven.png")
     (home / "weights.py").write_text(WEIGHTS)
-    for command in ("python ../weights.py", *setup_commands()):  # each has the shell's time limit
-        completed = shell.types(command, work, environ_of(home))
-        assert completed.returncode == 0, f"{command}\n{completed.stdout}"
+    first, *_ = setup_commands()
+    type_each(shell, home, ["python ../weights.py", first])
     for weights in work.glob("*.pth"):
         (work / weights.name).replace(home / weights.name)
         (work / weights.name).symlink_to(home / weights.name)
     return home
 
 
+@pytest.fixture(scope="session")
+def home_with_all(shell: TypingShell, home: Path) -> Path:
+    """Return the home directory after it got what only pages of `make test-long` name: experiments and more runs."""
+    _, *others = setup_commands()
+    type_each(shell, home, others)
+    return home
+
+
+def type_each(shell: TypingShell, home: Path, commands: Sequence[str]) -> None:
+    """Type commands in `work/`, each with the shell's time limit."""
+    for command in commands:
+        completed = shell.types(command, home / "work", environ_of(home))
+        assert completed.returncode == 0, f"{command}\n{completed.stdout}"
+
+
 def setup_commands() -> Iterator[str]:
-    """Yield the commands that create the values of the placeholders."""
+    """Yield the commands that create the values of the placeholders, the first `<run>` first."""
     folder, digits = " ".join(FOLDER), " ".join(("digits", *SHORT))
     for number, run in enumerate(LEFT["<run>"], 1):
         yield f"paceline train {folder} data.source.root=~/photos optim.lr=0.0{number} --run-dir {run}"
@@ -139,8 +154,10 @@ def setup_commands() -> Iterator[str]:
 
 
 @pytest.fixture
-def folder(home: Path, tmp_path: Path) -> Path:
+def folder(request: pytest.FixtureRequest, home: Path, tmp_path: Path) -> Path:
     """Return a folder for one page, as of a reader who has trained before."""
+    if request.node.get_closest_marker("long"):
+        request.getfixturevalue("home_with_all")
     return Path(shutil.copytree(home / "work", tmp_path / "work", symlinks=True))
 
 
@@ -187,17 +204,28 @@ def filled(home: Path) -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    """Return the folder of the site, built once, as by `make docs`."""
+    """Return the folder of the site, as by `make docs`, built once for all workers of pytest-xdist."""
     for package in ("mkdocs", "material", "mkdocstrings"):
         pytest.importorskip(package, reason=f"{package} is not installed (pip install 'paceline[docs]')")
-    folder = tmp_path_factory.mktemp("site")
+    top = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        top = top.parent
+    folder, marker = top / "site", top / "site.complete"
+    with (top / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not marker.exists():
+            build_site(folder)
+            marker.touch()
+    return folder
+
+
+def build_site(folder: Path) -> None:
     # Not with --quiet, which would not count warnings; each warning is an error.
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(folder)]
     environ = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # a notice of the theme about the next version of MkDocs
     completed = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=10 * BUILD_S)
     assert completed.returncode == 0, completed.stderr
     assert "WARNING" not in completed.stderr, completed.stderr
-    return folder
 
 
 class Quiet(SimpleHTTPRequestHandler):

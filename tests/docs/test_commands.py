@@ -2,7 +2,7 @@
 
 `test_tutorial.py` follows the pages of the tutorial with the installed wheel, unchanged. Commands that would take too
 long are executed here, with the arguments of their marks; the others are only parsed. The gate runs the README and
-the pages in `coming-from`, `make test-long` all others; both check the arguments of every command.
+most pages in `coming-from`, `make test-long` all others; both check the arguments of every command.
 """
 
 import re
@@ -42,6 +42,8 @@ RUN = "runs/placeholder"
 FAILED = ": failed: "
 """Output of a study for a failed run, after which it continues."""
 LEAST_EXECUTED = 0.69
+MORE_LADDERS = ("acceleration-study", "dataparallel-post")
+"""Pages in `coming-from` with ladders and profiles of a minute, beside those of `nersc-sc20` and `jsc`."""
 
 
 def name_of(page: Path) -> str:
@@ -50,7 +52,7 @@ def name_of(page: Path) -> str:
 
 def typed_when(page: Path) -> ParameterSet:
     """Return `page` as a test parameter, marked `long` unless the gate runs it."""
-    is_short = (page.name == "README.md" and page.parent == ROOT) or page.parent.name == "coming-from"
+    is_short = name_of(page) == "README.md" or (page.parent.name == "coming-from" and page.stem not in MORE_LADDERS)
     return pytest.param(page, id=name_of(page), marks=() if is_short else pytest.mark.long)
 
 

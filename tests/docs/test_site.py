@@ -1,6 +1,7 @@
 """The site builds without warnings, has the content of the Markdown files, and is displayed without other hosts."""
 
 import importlib.util
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,6 +27,7 @@ KINDS = (  # a page of each kind, and those with the widest tables and the longe
     "gallery/index.html",
     "project/contributing.html",
 )
+VIEWS = ((DESKTOP, "light"), (PHONE, "dark"))
 ACCESSIBLE = (  # a page of each part of the site
     "index.html",
     "tutorial/2-your-photographs.html",
@@ -190,8 +192,16 @@ def test_a_list_may_follow_a_paragraph(pages):
     assert pages.with_lists_apart("```\na\n- b\n```\nc") == "```\na\n- b\n```\nc"
 
 
-def test_pages_scroll_only_vertically_and_contact_no_other_host(opened, address):
+def leave_search_out(page, site):
+    """Give the pages that are opened from now on an index of one document: each of them indexes the whole site."""
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    index["docs"] = index["docs"][:1]
+    page.route("**/search/search_index.json", lambda route: route.fulfill(json=index))
+
+
+def test_pages_scroll_only_vertically_and_contact_no_other_host(opened, address, site):
     page, requests, messages = opened(address)
+    leave_search_out(page, site)
     for name in KINDS:
         page.set_viewport_size({"width": DESKTOP, "height": 900})
         page.goto(address + name)
@@ -215,10 +225,13 @@ def test_colours_follow_the_colour_scheme(opened, address):
     assert grounds[0] > 700 > 150 > grounds[1]
 
 
-def test_pages_have_no_barriers_for_assistive_technology(opened, address, barriers):
-    for width, theme in ((DESKTOP, "light"), (PHONE, "dark")):
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_pages_have_no_barriers_for_assistive_technology(opened, address, site, barriers, turn):
+    """Each page is shown in one of the views, and in the other one by `make test-long`."""
+    for place, (width, theme) in enumerate(VIEWS):
         page, *_ = opened(address, width, theme)
-        for name in ACCESSIBLE:
+        leave_search_out(page, site)
+        for name in ACCESSIBLE[(place + turn) % 2 :: 2]:
             page.goto(address + name)
             assert barriers(page) == [], (name, width, theme)
 

@@ -1,11 +1,12 @@
 """The tutorial, followed literally with the installed wheel, an empty directory and a shell.
 
 The environment has a release's wheel and not the checkout; dependencies come from the Python that runs the tests.
-Blocks that need a network are skipped, and blocks that would take too long are executed by `test_commands.py`. Programs
-of pages that start many are forked by `typing_shell.py`.
+Blocks that need a network are skipped, and blocks that would take too long are executed by `test_commands.py`. The
+wheel's own scripts execute some blocks; programs of the others are forked by `typing_shell.py`.
 """
 
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -23,8 +24,9 @@ from .typing_shell import TypingShell, open_shell, own_cores
 
 TUTORIAL = ROOT / "docs" / "tutorial"
 PAGES = ("1-first-run.md", "2-your-photographs.md", "3-use-it.md", "4-eight-gpus.md", "5-sixteen-nodes.md")
-AT_ONCE = ("2-your-photographs.md", "4-eight-gpus.md", "5-sixteen-nodes.md")
-"""Pages whose programs need not import torch each time. On the others, the wheel's own scripts are executed."""
+BY_SCRIPTS = re.compile(r"^(paceline train train\.epochs=4|paceline predict|kill|python classify\.py) ", re.MULTILINE)
+"""Blocks whose programs are the wheel's own scripts, and import torch themselves: the first ones that train and that
+predict, one that sends a signal, and one that needs no torch. The programs of other blocks are forked."""
 LIMIT_S = 300
 
 
@@ -96,7 +98,7 @@ def test_the_tutorial_works_as_written(reader: Mapping[str, str], shell: TypingS
     for package in ("onnx", "onnxruntime", "onnxscript"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed (pip install 'paceline[export]'), which the third page needs")
-    typed = 0
+    typed = by_scripts = 0
     for page in PAGES:
         for block, shown in steps(TUTORIAL / page):
             if block.mark.kind == "file":
@@ -106,10 +108,12 @@ def test_the_tutorial_works_as_written(reader: Mapping[str, str], shell: TypingS
             if block.mark.kind in ("needs", "with"):
                 continue
             typed += 1
-            types = shell.types if page in AT_ONCE else run_in_shell
+            is_by_scripts = BY_SCRIPTS.search(block.text) is not None
+            by_scripts += is_by_scripts
+            types = run_in_shell if is_by_scripts else shell.types
             completed = types(block.text, tmp_path, reader)
             assert completed.returncode == int(block.mark.argument or 0), f"{block.place}\n{completed.stdout}"
             missing = missing_line(shown, completed.stdout)
             assert missing is None, f"{block.place}: shows {missing!r}, which was not printed:\n{completed.stdout}"
-    assert typed > 15
+    assert typed > 15 and by_scripts == 4
     assert not (tmp_path / "src").exists()

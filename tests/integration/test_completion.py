@@ -50,26 +50,31 @@ class Terminal:
         os.close(self._ours)
 
 
-@pytest.fixture(params=STARTS)
-def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
-    command, load = STARTS[request.param]
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"there is no {command[0]} here")
-    (tmp_path / "runs" / "digits-1").mkdir(parents=True)
-    (tmp_path / "runs" / "digits-1" / "plan.json").touch()
-    (tmp_path / "runs" / "digits-1" / "recipe.yaml").touch()
-    (tmp_path / "photographs").mkdir()
-    for name in ("x's $(touch executed)", "two\nlines"):
-        (tmp_path / "others" / "runs" / name).mkdir(parents=True)
-        (tmp_path / "others" / "runs" / name / "plan.json").touch()
-        (tmp_path / "others" / "runs" / name / "recipe.yaml").touch()
-    program = tmp_path / "bin" / "paceline"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a run and images, and one with runs whose names have shell syntax."""
+    folder = tmp_path_factory.mktemp("typed")
+    for name in ("runs/digits-1", "others/runs/x's $(touch executed)", "others/runs/two\nlines"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "plan.json").touch()
+        (folder / name / "recipe.yaml").touch()
+    (folder / "photographs").mkdir()
+    program = folder / "bin" / "paceline"
     program.parent.mkdir()
     report_args = '[ "$1" = report ] && [ -d "$2" ] && exec echo "$# args, a folder"'
     program.write_text(f'#!/bin/sh\n{report_args}\nexec "{sys.executable}" -m paceline "$@"\n')
     program.chmod(0o755)
-    environ = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "TERM": "dumb", "HOME": str(tmp_path)}
-    terminal = Terminal(command, tmp_path, {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    return folder
+
+
+@pytest.fixture(scope="module", params=STARTS)
+def terminal(request: pytest.FixtureRequest, folder: Path) -> Iterator[Terminal]:
+    """Return a shell in `folder`, with completion, in which each test starts with what the last one has typed."""
+    command, load = STARTS[request.param]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"there is no {command[0]} here")
+    environ = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "TERM": "dumb", "HOME": str(folder)}
+    terminal = Terminal(command, folder, {**environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     try:
         terminal.type(f"{load}; echo read''y\n", "ready\r")
         yield terminal
@@ -79,15 +84,16 @@ def terminal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Termina
 
 def test_arguments_are_completed(terminal: Terminal) -> None:
     """A completed field ends in `=` without a blank, so that its value can follow; a path after it is completed too."""
+    terminal.type(f"{CLEAR}cd ~; echo the''re\n", "there\r")
     terminal.type("paceline rep\t", "report ")
     terminal.type("ru\t", "runs/digits-1")
     terminal.type(f"{CLEAR}paceline train optim.mom\t0.5", "optim.momentum=0.5")
     terminal.type(f"{CLEAR}paceline train data.source.root=pho\tcat", "data.source.root=photographs/cat")
 
 
-def test_a_run_name_with_shell_syntax_is_quoted(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_run_name_with_shell_syntax_is_quoted(terminal: Terminal, folder: Path) -> None:
     """Unquoted, the shell would execute `$(...)` when the line is entered."""
-    terminal.type("cd others; echo the''re\n", "there\r")
+    terminal.type(f"{CLEAR}cd ~/others; echo the''re\n", "there\r")
     terminal.type("paceline report runs/x\t", "executed")
     terminal.type("\n", "2 args, a folder")
-    assert list(tmp_path.rglob("executed")) == []
+    assert list(folder.rglob("executed")) == []

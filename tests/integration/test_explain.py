@@ -7,10 +7,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-SMALL = ("model.width=0.1", "train.epochs=1", "parallel.threads=1", "log.tensorboard=off", "log.worst=3")
+SMALL = (
+    "model.width=0.1",
+    "train.steps=2",
+    "parallel.threads=1",
+    "data.workers=0",
+    "log.tensorboard=off",
+    "log.worst=3",
+)
 
 
-@pytest.mark.parametrize("change", [(), ("train.ema.decay=0.9",), ("--ranks", "2")])
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param((), marks=pytest.mark.long), ("train.ema.decay=0.9", "--ranks", "2")],
+    ids=["plain", "average"],
+)
 def test_maps_of_the_worst_images_change_nothing_else(paceline, tmp_path: Path, change: tuple[str, ...]) -> None:
     with_maps = paceline("train", "digits", *SMALL, *change, "--run-dir", "on", "--json").result
     without = paceline("train", "digits", *SMALL, *change, "log.explain=off", "--run-dir", "off", "--json").result

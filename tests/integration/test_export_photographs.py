@@ -50,7 +50,7 @@ def test_exports_of_a_resnet_18_agree_on_imagenet_photographs(made_run, real_dat
     check_top5(run, files, tmp_path)
 
 
-@pytest.mark.parametrize("model", ["resnet18_cifar", "speednet94"])
+@pytest.mark.parametrize("model", [pytest.param("resnet18_cifar", marks=pytest.mark.long), "speednet94"])
 def test_exports_of_cifar_models_agree_on_cifar_10(made_run, real_data, tmp_path, model):
     cifar = real_data("cifar10")
     # As a folder: as dataset cifar10, all 60,000 images would be decoded first.

@@ -13,7 +13,8 @@ from PIL import Image
 
 from paceline.core.host import usable_cores
 
-SMALL = ("train.steps=3", "model.width=0.1", "data.batch_size=12", "parallel.threads=1")
+BARE = ("data.workers=0", "log.tensorboard=off", "log.report=off")
+SMALL = ("train.steps=3", "model.width=0.1", "data.batch_size=12", "parallel.threads=1", *BARE)
 
 
 def write_image_folder(root: Path, *, per_class: int = 6) -> Path:
@@ -28,7 +29,8 @@ def write_image_folder(root: Path, *, per_class: int = 6) -> Path:
 
 def folder_args(root: Path, *args: str) -> tuple[str, ...]:
     source = ("data.source.name=folder", f"data.source.root={root}", "data.image_size=16")
-    return ("train", *source, "train.epochs=1", "model.width=0.1", "data.batch_size=4", "parallel.threads=1", *args)
+    small = ("train.epochs=1", "model.width=0.1", "data.batch_size=4", "parallel.threads=1", *BARE)
+    return ("train", *source, *small, *args)
 
 
 def test_an_unknown_recipe_is_refused_with_a_suggestion(paceline) -> None:
@@ -99,6 +101,7 @@ def test_bf16_with_wrong_cpu_gradients_is_refused_for_training_but_not_for_evalu
         "train.steps=1",
         "data.batch_size=8",
         "parallel.threads=1",
+        *BARE,
     )
     paceline("train", *args, "train.precision=bf16", "--run-dir", "a").assert_error("train.precision: bf16 on a CPU")
     assert paceline("train", *args, "--run-dir", "b").code == 0
@@ -214,7 +217,7 @@ def test_a_port_in_use_is_refused(paceline) -> None:
 
 def test_a_killed_rank_ends_the_run_within_ten_seconds_and_no_process_is_left(paceline, tmp_path: Path) -> None:
     process = paceline.start(
-        "train", "data.batch_size=63", "train.epochs=500", "model.width=0.1", "--ranks", "3", "--run-dir", "run"
+        "train", "data.batch_size=63", "train.epochs=500", "model.width=0.1", *BARE, "--ranks", "3", "--run-dir", "run"
     )
     ranks = wait_until_training(process, tmp_path / "run", 3)
     os.kill(ranks[1].pid, signal.SIGKILL)
@@ -260,7 +263,7 @@ def test_an_exception_on_one_rank_is_printed_once_and_ends_all_ranks(paceline, t
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    args = ("train", "train.epochs=50", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
+    args = ("train", "train.epochs=50", "model.width=0.1", "parallel.threads=1", *BARE, "--run-dir", "run")
     ranks = [
         paceline.start(*args, program=("buggy",), RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)
     ]
@@ -275,7 +278,7 @@ def test_a_rank_reports_a_killed_peer_in_one_line(paceline, tmp_path: Path) -> N
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    args = ("train", "train.epochs=500", "model.width=0.1", "parallel.threads=1", "--run-dir", "run")
+    args = ("train", "train.epochs=500", "model.width=0.1", "parallel.threads=1", *BARE, "--run-dir", "run")
     ranks = [paceline.start(*args, RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)]
     steps = tmp_path / "run" / "steps.jsonl"
     deadline = time.monotonic() + 120

@@ -22,9 +22,24 @@ RUNS = Path(__file__).parents[1] / "unit" / "report" / "runs.py"
 WAIT_S = 240
 ARGS = (
     *("train", "synthetic", "model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24"),
-    *("data.batch_size=12", "train.epochs=50", "log.every=2st", "train.eval_every=10ep", "checkpoint.every=off"),
-    *("data.workers=0", "parallel.device=cpu", "log.tensorboard=off", "--ranks", "2", "--run-dir", "run"),
+    *("data.batch_size=12", "train.epochs=3", "log.every=2st", "train.eval_every=3ep", "checkpoint.every=off"),
+    *("data.workers=0", "parallel.device=cpu", "log.tensorboard=off", "log.report=off", "measure.telemetry=off"),
+    *("train.callbacks=[gates:Gates]", "--ranks", "2", "--run-dir", "run"),
 )
+GATES = """
+import time
+
+from paceline.training.callbacks import Callback
+
+GATES = {30: "first", 50: "second"}
+
+
+class Gates(Callback):
+    def step_ended(self, view):
+        while view.step in GATES and not (view.run_dir.parent / GATES[view.step]).exists():
+            time.sleep(0.02)
+"""
+"""A callback with which a run waits after two of its steps, each until the test has created a file."""
 
 
 def wait_for(find: Callable[[], bool]) -> None:
@@ -44,8 +59,8 @@ def start(paceline) -> Iterator[Callable[..., Any]]:
     """Return what starts the program, which is killed if the test fails."""
     started = []
 
-    def start_one(*args: str) -> Any:
-        started.append(paceline.start(*args))
+    def start_one(*args: str, **environ: str) -> Any:
+        started.append(paceline.start(*args, **environ))
         return started[-1]
 
     yield start_one
@@ -55,7 +70,8 @@ def start(paceline) -> Iterator[Callable[..., Any]]:
             process.communicate()
 
 
-def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(start) -> None:
+def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(start, tmp_path: Path) -> None:
+    (tmp_path / "gates.py").write_text(GATES)
     follower = start("report", "run", "--follow")
     line = follower.stdout.readline()
     assert line.startswith("report: http://127.0.0.1:") and "Ctrl-C" in line
@@ -65,22 +81,25 @@ def test_the_page_changes_while_the_run_trains_and_is_final_afterwards(start) ->
     def told() -> dict[str, str]:
         return json.loads(read(f"{address}version"))
 
-    trained = start(*ARGS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    trained = start(*ARGS, PYTHONPATH=path)
     wait_for(lambda: "data wait so far" in read(address))
     page, first = read(address), told()
     assert "communication so far" in page and "Stages so far" in page
     assert first["state"] == "Live: the run has not ended."
+    assert follower.stdout.readline() == "run: is not a run yet; waiting for it\n"
+    assert follower.stdout.readline() == "run: is training\n"
+    (tmp_path / "first").touch()
     wait_for(lambda: told()["version"] != first["version"])
     assert read(address) != page and trained.poll() is None
 
+    (tmp_path / "second").touch()
     trained.communicate(timeout=2 * WAIT_S)
     assert trained.returncode == 0
     wait_for(lambda: told()["state"] == "The run has ended: this is its final report.")
     wait_for(lambda: "The process of rank 0" in read(address) and "completed" in read(address))
     assert follower.poll() is None
 
-    assert follower.stdout.readline() == "run: is not a run yet; waiting for it\n"
-    assert follower.stdout.readline() == "run: is training\n"
     ended = follower.stdout.readline()
     assert ended.startswith("run: completed") and ended.endswith("the page stays until Ctrl-C\n")
     time.sleep(0.5)  # a signal while Python flushes a line has it written twice
@@ -99,8 +118,10 @@ def test_other_options_and_experiments_are_refused(paceline, tmp_path: Path) -> 
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[RunDir, str]]:
-    """Return a run that has not ended, and the address of its page."""
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RunDir, str]]:
+    """Return a run that has not ended, and the address of its page, whose server looks at the run at every request."""
+    monkeypatch.setattr("paceline.report.follow.CHECK_S", 0.1)
+    monkeypatch.setattr("paceline.report.follow._BUILD_SHARE", 1.0)
     spec = importlib.util.spec_from_file_location("runs", RUNS)
     runs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(runs)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
-SECONDS = 4
+SECONDS = 2
 LIMIT_S = 120
 SANITISE = ["-std=c11", "-O1", "-g", "-fno-sanitize-recover=all", "-fsanitize=address,undefined", "-ffp-contract=off"]
 

@@ -23,7 +23,7 @@ from paceline.recipe.yaml import to_yaml_text
 PATIENCE_S = 120.0
 SETTINGS = (
     *("model.width=0.1", "data.source.num_images=240", "data.source.num_val_images=24", "data.batch_size=12"),
-    *("data.workers=1", "log.every=1st", "log.tensorboard=off", "log.report=off", "parallel.threads=1"),
+    *("data.workers=0", "log.every=1st", "log.tensorboard=off", "log.report=off", "parallel.threads=1"),
     *("parallel.device=cpu", "checkpoint.every=50st"),
 )
 

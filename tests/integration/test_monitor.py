@@ -11,6 +11,7 @@ ARGS = (
     *("train", "synthetic", "model.width=0.1", "data.source.num_images=96", "data.source.num_val_images=37"),
     *("data.source.image_size=8", "data.batch_size=12", "train.steps=10", "train.eval_every=2st", "optim.lr=0.01"),
     *("checkpoint.every=2st", "checkpoint.keep=9", "parallel.threads=1", "log.tensorboard=off", "log.every=1st"),
+    *("data.workers=0", "log.report=off"),
 )
 METRICS = """
 def wrong(scores, labels):
@@ -60,7 +61,7 @@ def test_one_rank_evaluates_what_two_do(paceline, tmp_path: Path) -> None:
     assert f"AUROC {one['metrics']['auroc']:.4f}" in text and "precision" in text
 
 
-@pytest.mark.parametrize("loss", ["bce", "{name: focal, activation: sigmoid}"])
+@pytest.mark.parametrize("loss", [pytest.param("bce", marks=pytest.mark.long), "{name: focal, activation: sigmoid}"])
 def test_patience_on_two_ranks_resumes_to_the_same_end(paceline, tmp_path: Path, loss: str) -> None:
     (tmp_path / "own_metric.py").write_text(METRICS)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json, sys
 import torch
@@ -23,36 +25,49 @@ class Net(torch.nn.Sequential):
         return super().forward(images)
 
 
-if __name__ == "__main__":
-    request = json.loads(sys.argv[1])
+def train(run_dir, recipe, overrides):
     try:
-        result = paceline.train(request["recipe"], *request["overrides"], model=Net, run_dir="run", ranks=2)
-        print(json.dumps({"sha": result.weights_sha256, "ranks": result.world_size, "dir": str(result.run_dir)}))
+        result = paceline.train(recipe, *overrides, model=Net, run_dir=run_dir, ranks=2)
+        return {"sha": result.weights_sha256, "ranks": result.world_size, "dir": str(result.run_dir)}
     except paceline.core.errors.PacelineError as error:
-        print(json.dumps({"error": str(error), "code": error.exit_code}))
+        return {"error": str(error), "code": error.exit_code}
+
+
+if __name__ == "__main__":
+    print(json.dumps({run: train(run, **request) for run, request in json.loads(sys.argv[1]).items()}))
 """
 SRC = Path(__file__).parents[2] / "src"
 SMALL = ("train.epochs=1", "parallel.threads=1", "log.tensorboard=off", "log.report=off")
+REQUESTS = {
+    "run": {"recipe": {"extends": "digits"}, "overrides": SMALL},
+    "failed": {"recipe": "digits", "overrides": [*SMALL, "model.args.fail=1"]},
+}
 
 
-def run_script(tmp_path: Path, recipe: object, *overrides: str) -> dict:
-    (tmp_path / "script_net.py").write_text(SCRIPT)
-    request = json.dumps({"recipe": recipe, "overrides": overrides})
-    command, environ = [sys.executable, "script_net.py", request], {**os.environ, "PYTHONPATH": str(SRC)}
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the script."""
+    folder = tmp_path_factory.mktemp("script")
+    (folder / "script_net.py").write_text(SCRIPT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, dict]:
+    """Return what the script prints of each request; each starts two ranks."""
+    command, environ = [sys.executable, "script_net.py", json.dumps(REQUESTS)], {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_script_trains_as_the_command_does(paceline, tmp_path: Path) -> None:
-    found = run_script(tmp_path, {"extends": "digits"}, *SMALL)
+def test_a_script_trains_as_the_command_does(paceline_in, folder: Path, found: dict[str, dict]) -> None:
     args = ("model.name=script_net:Net", *SMALL, "--ranks", "2", "--run-dir", "command", "--json")
-    expected = paceline("train", "digits", *args, PYTHONPATH=f"{SRC}:{tmp_path}").result
-    assert found == {"sha": expected["weights_sha256"], "ranks": 2, "dir": "run"}
-    recipes = [(tmp_path / run / "recipe.yaml").read_text().splitlines()[1:] for run in ("run", "command")]
+    expected = paceline_in(folder)("train", "digits", *args, PYTHONPATH=f"{SRC}:{folder}").result
+    assert found["run"] == {"sha": expected["weights_sha256"], "ranks": 2, "dir": "run"}
+    recipes = [(folder / run / "recipe.yaml").read_text().splitlines()[1:] for run in ("run", "command")]
     assert recipes[0] == recipes[1]
 
 
-def test_an_error_of_a_rank_is_raised_with_its_rank(tmp_path: Path) -> None:
-    found = run_script(tmp_path, "digits", *SMALL, "model.args.fail=1")
-    assert "rank 1" in found["error"] and "lost" in found["error"]
+def test_an_error_of_a_rank_is_raised_with_its_rank(found: dict[str, dict]) -> None:
+    assert "rank 1" in found["failed"]["error"] and "lost" in found["failed"]["error"]
