@@ -5,6 +5,7 @@ mutations are the same in every run; `make fuzz` searches further, with libFuzze
 libjpeg-turbo and searches for data races, each for `PACELINE_LONG_SECONDS` seconds.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).parents[2] / "csrc"
+ROOT = Path(__file__).parents[2]
+CSRC = ROOT / "csrc"
 SECONDS = 2
 LIMIT_S = 120
 SANITISE = ["-std=c11", "-O1", "-g", "-fno-sanitize-recover=all", "-fsanitize=address,undefined", "-ffp-contract=off"]
@@ -25,7 +27,7 @@ LONG_S = int(os.environ.get("PACELINE_LONG_SECONDS", "180"))
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Compile the decoders and return the object files."""
+    """Return the object files of the decoders, compiled unless build/fuzz has those of the same sources."""
     if not shutil.which("cc"):
         pytest.skip("no C compiler: the native core cannot be built here")
     folder = tmp_path_factory.mktemp("decoder")
@@ -34,8 +36,18 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if subprocess.run(["cc", *SANITISE, probe, "-o", folder / "probe"], capture_output=True).returncode:
         pytest.skip("this C compiler has no sanitizers")
     files = [*sources("pool"), CSRC / "fuzz" / "check.c", CSRC / "fuzz" / "driver.c"]
-    subprocess.run(["cc", *SANITISE, "-c", *files], cwd=folder, check=True, timeout=LIMIT_S)
-    return [str(each) for each in folder.glob("*.o")]
+    compiler = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+    digest = hashlib.sha256(f"{compiler}{SANITISE}{CSRC}{os.uname()}".encode())
+    for each in sorted(CSRC.rglob("*.[ch]")):
+        digest.update(f"{each.name} ".encode() + each.read_bytes())
+    built = ROOT / "build" / "fuzz" / digest.hexdigest()[:16]
+    if not built.exists():
+        subprocess.run(["cc", *SANITISE, "-c", *files], cwd=folder, check=True, timeout=LIMIT_S)
+        built.parent.mkdir(parents=True, exist_ok=True)
+        part = built.with_name(f"{built.name}.{os.getpid()}")
+        shutil.copytree(folder, part, ignore=shutil.ignore_patterns("probe*"))
+        part.rename(built)  # all of it, or nothing
+    return [str(each) for each in built.glob("*.o")]
 
 
 @pytest.mark.parametrize("kind", ["record", "jpeg"])
