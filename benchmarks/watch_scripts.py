@@ -221,13 +221,13 @@ def arrange(
 def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -> dict[str, Any]:
     """Run a script without and with observation, and with observation that is switched; return what came of it."""
     size, shims = SIZES[script.name], {"plain": {}, "watched": {}, "switched": {"SHIM_SWITCH": "1"}}
+    if ranks > 1 and not script.needs_workers:
+        size = replace(size, workers=0)
+    shorter = replace(size, pixels=size.pixels // 2, batch=size.batch // 2, epochs=epochs * ranks)
     ran, found = {}, {}
     for kind, shim in shims.items():
         place = folder / f"{script.name}-{ranks}-{kind}"
-        own = replace(size, workers=size.workers if ranks == 1 or script.needs_workers else 0)
-        if kind == "switched":
-            own = replace(own, pixels=size.pixels // 2, batch=size.batch // 2, epochs=epochs * ranks)
-        words = command(script, data, place / "out", own, ranks)
+        words = command(script, data, place / "out", shorter if kind == "switched" else size, ranks)
         environ = {"SHIM_OUT": str(place), "SHIM_CPU": "1", **script.environ, **shim}
         ran[kind] = run(words if kind == "plain" else watched(words, place / "watch"), place, environ)
         found[kind] = [json.loads(Path(f"{place}-{rank}.json").read_text()) for rank in range(ranks)]
@@ -244,6 +244,7 @@ def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -
         "script": script.name,
         "ranks": ranks,
         "size": vars(size),
+        "size_switched": vars(shorter),
         "bits_are_equal": are_equal,
         "attributed": round(result.attributed, 5),
         "step_s": round(step_s, 5),

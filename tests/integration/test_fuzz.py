@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CSRC = ROOT / "csrc"
-SECONDS = 2
+SECONDS = 4
 LIMIT_S = 120
 SANITISE = ["-std=c11", "-O1", "-g", "-fno-sanitize-recover=all", "-fsanitize=address,undefined", "-ffp-contract=off"]
 
