@@ -166,7 +166,7 @@ def test_every_chart_is_completely_visible(opened, width):
     for box in boxes:
         assert box["width"] > 90 and box["height"] > 40, box  # three of 8.5rem share two columns
         assert box["x"] >= 0 and box["x"] + box["width"] <= width, box
-    drawn = page.eval_on_selector_all(".chart polyline", "all => all.map((each) => each.getBBox().width)")
+    drawn = page.eval_on_selector_all(".chart > svg polyline", "all => all.map((each) => each.getBBox().width)")
     assert len(drawn) >= 20 and min(drawn) > 100
     texts_of_charts = page.eval_on_selector_all(
         ".chart svg",
