@@ -37,7 +37,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from itertools import compress, pairwise
+from itertools import compress, pairwise, product
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
@@ -57,6 +57,7 @@ LIMIT_S: Final = 1800
 POLL_S: Final = 0.2
 FLAT_COPIES: Final = 2
 SUFFIXES: Final = (".jpg", ".jpeg")
+PACKAGES: Final = ("torch", "torchvision", "transformers", "lightning", "accelerate", "timm")
 
 
 @dataclass(frozen=True)
@@ -335,17 +336,17 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=16, help="of switched runs, if the script takes a number (16)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     args = parser.parse_args()
+    versions = {name: version(name) for name in PACKAGES}
     chosen = [each for each in scripts(named_scripts(args)) if not args.only or each.name in args.only]
     with tempfile.TemporaryDirectory(prefix="watch-scripts-") as temporary:
         folder = Path(temporary)
         arrange(args.data, folder / "data", 128, args.copies, flat=2 * args.copies)
-        rows = [compare(each, ranks, folder / "data", folder, args.epochs) for each in chosen for ranks in args.ranks]
-    if args.json:
-        packages = ("torch", "torchvision", "transformers", "lightning", "accelerate", "timm")
-        versions = {name: version(name) for name in packages}
-        record.write(
-            args.json, {"benchmark": "watch_scripts", **record.provenance(), "versions": versions, "rows": rows}
-        )
+        rows: list[dict[str, Any]] = []
+        for script, ranks in product(chosen, args.ranks):
+            rows.append(compare(script, ranks, folder / "data", folder, args.epochs))
+            if args.json:  # after each row: all take an hour
+                values = {"benchmark": "watch_scripts", **record.provenance(), "versions": versions, "rows": rows}
+                record.write(args.json, values)
     return int(not all(each["bits_are_equal"] and each["attributed"] >= LEAST_ATTRIBUTED for each in rows))
 
 
