@@ -62,6 +62,17 @@ def test_signals_are_forwarded(number):
     assert process.returncode == 5
 
 
+def test_a_watch_that_was_stopped_and_continued_goes_on():
+    process = start("echo ready; sleep 2; echo done; exit 5")
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)  # longer than it waits for a signal
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+    assert process.communicate(timeout=WAIT_S)[0].decode().split() == ["done"]
+    assert process.returncode == 5
+
+
 def test_ctrl_c_reaches_the_command_once():
     """The terminal sends it to all processes in the foreground, so paceline must not send it again."""
     pid, terminal = pty.fork()
