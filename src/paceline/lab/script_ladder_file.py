@@ -43,8 +43,8 @@ class ScriptPatch(Section):
     """`paceline.interop.patch_pillow()`: paceline's native core decodes resized crops of JPEGs."""
     channels_last: Literal[True] | None = None
     """The layout of weights with four dimensions."""
-    autocast: Literal["bfloat16"] | None = None
-    """Run the model's forward under `torch.autocast`; its outputs are float32."""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    """Run the model's forward under `torch.autocast`; its outputs are float32. With float16, gradients are scaled."""
     compile: Literal[True] | None = None
     """Compile the model, after the first step."""
     fused_optimizer: bool | None = None

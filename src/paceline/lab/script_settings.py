@@ -21,21 +21,24 @@ _CODE: Final = {
     "native_jpegs": ("import paceline.interop; paceline.interop.patch_pillow()  # at the start", ""),
     "channels_last": ("model = model.to(memory_format=torch.channels_last)", ""),
     "autocast": ('with torch.autocast("{device}", torch.{value}):  # around the model and its loss', ""),
+    "scaler": ('scaler = torch.amp.GradScaler("{device}")  # scale(loss).backward(), step(optimizer), update()', ""),
     "compile": ("model.compile()", ""),
     "cudnn_benchmark": ("torch.backends.cudnn.benchmark = {value!r}", ""),
     "threads": ("torch.set_num_threads({value!r})", ""),
 }
 """For each patch a line of code, or the call to which an argument belongs, and the argument."""
+_SHORT: Final = {"bfloat16": {"short": "bf16", "bits": "bf16"}, "float16": {"short": "fp16", "bits": "16"}}
+"""Names of dtypes in arguments of frameworks."""
 _DDP_OF_ACCELERATE: Final = "Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs({arguments})])"
 _FRAMEWORK_CODE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "lightning": {
         **_arguments("DDPStrategy(..., {arguments})", DDP_KEYWORDS),
-        "autocast": ("Trainer(..., {arguments})", "precision='bf16-mixed'"),
+        "autocast": ("Trainer(..., {arguments})", "precision='{bits}-mixed'"),
         "compile": ("module = torch.compile(module)", ""),
     },
     "accelerate": {
         **_arguments(_DDP_OF_ACCELERATE, DDP_KEYWORDS),
-        "autocast": ("Accelerator(..., {arguments})", "mixed_precision='bf16'"),
+        "autocast": ("Accelerator(..., {arguments})", "mixed_precision='{short}'"),
         "compile": ("Accelerator(..., {arguments})", "dynamo_backend='inductor'"),
     },
     "transformers": _arguments(
@@ -47,7 +50,7 @@ _FRAMEWORK_CODE: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
             "compile": "torch_compile",
         },
     )
-    | {"autocast": ("TrainingArguments(..., {arguments})", "bf16=True")},
+    | {"autocast": ("TrainingArguments(..., {arguments})", "{short}=True")},
 }
 """The same for patches that a framework applies by itself, by framework as the observer names it."""
 _TIMM_OPTIONS: Final[Mapping[str, Mapping[str, Value]]] = {
@@ -94,11 +97,15 @@ class ScriptSettings:
 
         `device` is cuda or cpu, and `framework` as the observer names it.
         """
-        code = {**_CODE, **_FRAMEWORK_CODE.get(framework, {})}
+        own_code = _FRAMEWORK_CODE.get(framework, {})
+        code, patches = {**_CODE, **own_code}, dict(self.patches)
+        if patches.get("autocast") == "float16" and "autocast" not in own_code:  # which scales gradients, too
+            patches["scaler"] = True
         places: dict[str, list[str]] = {}
         for name, (place, argument) in code.items():
-            if name in self.patches:
-                values = {"value": self.patches[name], "device": device, "arguments": "{arguments}"}
+            if name in patches:
+                value = patches[name]
+                values = {"value": value, "device": device, "arguments": "{arguments}", **_SHORT.get(value, {})}
                 places.setdefault(place.format(**values), []).append(argument.format(**values))
         return tuple(place.format(arguments=", ".join(each)) for place, each in places.items())
 

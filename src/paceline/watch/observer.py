@@ -264,11 +264,13 @@ class Observer:
                 with contextlib.suppress(Exception):  # the times count without losses
                     self._losses.add(torch, tensors)
             hook = self._try(self._mark_gradients_in, tensors)
+            hooks = self._try(self._patches.begin_backward, tensors)
             try:
                 return original(*args, **kwargs)
             finally:
                 if hook is not None:
                     hook.remove()
+                self._try(self._patches.end_backward, hooks or [])
                 self._try(self.timer.end_backward)
 
         return backward

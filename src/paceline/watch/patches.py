@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, final
 
+from paceline.watch.loss_scaler import Hook, LossScaler
 from paceline.watch.record_writer import Flag
 
 # Keywords of constructors, by patch. The code that a ladder recommends has them, too.
@@ -52,6 +53,8 @@ class ScriptPatches:
         self._values = values
         self._has_native_crop = Flag(folder / "native-crop")
         self._torch: Any = None
+        self._scaler: LossScaler | None = None
+        self._has_own_scaler = False
         self._reasons = {name: _REASONS.get(name, "") for name in values}
         self._applied: set[str] = set()
 
@@ -77,7 +80,11 @@ class ScriptPatches:
                     _replace_constructor(optimizer, self._changing(self._change_optimizer))
         if "channels_last" in self._values:
             _replace_constructor(torch.nn.parallel.DistributedDataParallel, self._convert_module)
-            _replace_constructor(torch.optim.Optimizer, self._convert_parameters)
+            _replace_constructor(torch.optim.Optimizer, _then(self._convert_parameters))
+        if self._values.get("autocast") == "float16":
+            self._scaler = LossScaler(torch)
+            _replace_constructor(torch.optim.Optimizer, _then(self._scaler.follow))
+            _replace_constructor(torch.amp.GradScaler, _then(self._see_scaler))
 
     def patch_pillow(self) -> None:
         """Replace the decoder of JPEGs, after the import of Pillow."""
@@ -94,6 +101,8 @@ class ScriptPatches:
         """Change the models that have trained, after the first step."""
         self._set_globals()  # after the script has set its own
         modules = list(modules)
+        if self._scaler is not None and not self._begin_scaling(modules):
+            self._values = {name: value for name, value in self._values.items() if name != "autocast"}
         inside = {id(each) for module in modules for each in module.modules() if each is not module}
         for module in modules:
             if id(module) not in inside:
@@ -109,6 +118,32 @@ class ScriptPatches:
             else:
                 module.compile()
                 self._applied.add("compile")
+
+    # Scaled gradients
+
+    def begin_backward(self, tensors: Any) -> list[Hook]:
+        """Begin a backward pass from `tensors`; its result is for `end_backward`."""
+        return [] if self._scaler is None else self._scaler.begin_backward(tensors)
+
+    def end_backward(self, hooks: list[Hook]) -> None:
+        """End a backward pass."""
+        if self._scaler is not None:
+            self._scaler.end_backward(hooks)
+
+    def _begin_scaling(self, modules: Iterable[Any]) -> bool:
+        """Scale gradients from now on, and return whether they can be."""
+        assert self._scaler is not None
+        kinds = {type(each).__name__ for module in modules for each in module.modules()}
+        if self._has_own_scaler:
+            self._explain("autocast", "the script scales its losses already")
+        elif any(kind.startswith(("FSDP", "FullyShardedDataParallel")) for kind in kinds):
+            self._explain("autocast", "FSDP has its own precision: set its mixed precision")
+        else:
+            self._scaler.is_on = True
+        return self._scaler.is_on
+
+    def _see_scaler(self, scaler: Any) -> None:
+        self._has_own_scaler |= scaler.is_enabled()
 
     def _set_globals(self) -> None:
         torch = self._torch
@@ -204,12 +239,8 @@ class ScriptPatches:
 
         return __init__
 
-    def _convert_parameters(self, original: Constructor) -> Constructor:
-        def __init__(instance: Any, params: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            original(instance, params, *args, **kwargs)
-            self._convert(each for group in instance.param_groups for each in group["params"])
-
-        return __init__
+    def _convert_parameters(self, optimizer: Any) -> None:
+        self._convert(each for group in optimizer.param_groups for each in group["params"])
 
     def _convert(self, parameters: Iterable[Any]) -> None:
         layout = self._torch.channels_last
@@ -222,6 +253,19 @@ class ScriptPatches:
                 continue
             each.data = each.data.contiguous(memory_format=layout)
             self._applied.add("channels_last")
+
+
+def _then(call: Callable[[Any], None]) -> Callable[[Constructor], Constructor]:
+    """Return what makes a constructor that calls `call` with the new instance."""
+
+    def make(original: Constructor) -> Constructor:
+        def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(instance, *args, **kwargs)
+            call(instance)
+
+        return __init__
+
+    return make
 
 
 def _replace_constructor(owner: Any, make: Callable[[Constructor], Constructor]) -> None:

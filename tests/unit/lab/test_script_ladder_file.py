@@ -40,7 +40,7 @@ def test_the_shipped_ladders_can_be_read():
     ("rung", "place", "message"),
     [
         ("{name: a, patch: {worker: 4}}", "rungs[0].patch.worker", "workers"),
-        ("{name: a, patch: {autocast: float16}}", "rungs[0].patch.autocast", "bfloat16"),
+        ("{name: a, patch: {autocast: half}}", "rungs[0].patch.autocast", "bfloat16"),
         ("{name: a, patch: {workers: -1}}", "rungs[0].patch.workers", "0"),
         ("{name: a, args: {--lr=1: 2}}", "rungs[0].args", "--NAME"),
         ("{name: a, args: {--lr: [1, 2]}}", "rungs[0].args", ""),

@@ -98,6 +98,26 @@ def test_code_is_in_the_words_of_the_framework(framework, lines):
     assert ScriptSettings(("python", "train.py"), patches=patches).code_lines("cuda", framework) == lines
 
 
+@pytest.mark.parametrize(
+    ("framework", "lines"),
+    [
+        (
+            "",
+            (
+                'with torch.autocast("cuda", torch.float16):  # around the model and its loss',
+                'scaler = torch.amp.GradScaler("cuda")  # scale(loss).backward(), step(optimizer), update()',
+            ),
+        ),
+        ("lightning", ("Trainer(..., precision='16-mixed')",)),
+        ("accelerate", ("Accelerator(..., mixed_precision='fp16')",)),
+        ("transformers", ("TrainingArguments(..., fp16=True)",)),
+    ],
+)
+def test_float16_needs_scaled_gradients_which_frameworks_bring(framework, lines):
+    settings = ScriptSettings(("python", "train.py"), patches={"autocast": "float16"})
+    assert settings.code_lines("cuda", framework) == lines
+
+
 def test_settings_become_options_of_timms_script_if_it_has_them():
     patches = {"workers": 2, "channels_last": True, "autocast": "bfloat16", "compile": True, "persistent_workers": True}
     settings = ScriptSettings(("python", "train.py", "--workers", "1", "--amp-dtype=float16"), patches=patches)

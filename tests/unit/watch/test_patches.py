@@ -13,6 +13,7 @@ from paceline.lab.script_ladder_file import ScriptPatch
 from paceline.watch.measured_run import run_measured
 
 SCRIPT = Path(__file__).parent / "scripts" / "patched.py"
+FLOAT16 = SCRIPT.with_name("float16.py")
 PATCHES = {
     "workers": 2,
     "persistent_workers": True,
@@ -27,12 +28,12 @@ PATCHES = {
 }
 
 
-def measure(folder: Path, kind: str, patches: dict, *args: str):
-    command = [sys.executable, str(SCRIPT), kind, *args]
+def measure(folder: Path, kind: str, patches: dict, *args: str, script: Path = SCRIPT, steps: int = 8):
+    command = [sys.executable, str(script), kind, *args]
     # One thread compiles in this process; more are another program, which imports torch.
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    # The script takes 8 steps: it ends by itself.
-    run = run_measured(command, environ, folder, warmup=0, steps=8, timeout_s=120, patches=patches)
+    # The script takes so many steps: it ends by itself.
+    run = run_measured(command, environ, folder, warmup=0, steps=steps, timeout_s=120, patches=patches)
     assert not run.failure, (folder / "output.log").read_text()
     return run, json.loads((folder / "output.log").read_text().splitlines()[-1])
 
@@ -99,6 +100,18 @@ def test_other_patches_reach_their_place(tmp_path):
     run, facts = measure(tmp_path, "all", {"pin_memory": True, "foreach_optimizer": True, "compile": True})
     assert run.unapplied == {}
     assert (facts["pinned"], facts["foreach"], facts["compiled"]) == (True, True, True)
+
+
+def test_float16_trains_like_a_script_with_a_gradient_scaler(tmp_path):
+    _, plain = measure(tmp_path / "plain", "plain", {}, script=FLOAT16)
+    own, scaled = measure(tmp_path / "scaled", "scaled", {}, script=FLOAT16, steps=7)
+    run, patched = measure(tmp_path / "patched", "plain", {"autocast": "float16"}, script=FLOAT16)
+    assert run.unapplied == {}
+    assert (plain["num_changed"], scaled["num_changed"]) == (8, 7)  # the step that overflows is left out
+    assert patched == scaled and patched["weights"] != plain["weights"]
+    assert run.losses[2] == pytest.approx(own.losses[2] / 2**16)  # the script's own scaler scales the loss itself
+    refused, _ = measure(tmp_path / "both", "scaled", {"autocast": "float16"}, script=FLOAT16, steps=7)
+    assert refused.unapplied == {"autocast": "the script scales its losses already"}
 
 
 def test_every_patch_of_a_ladder_is_known_here():
