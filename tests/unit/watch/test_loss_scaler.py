@@ -35,7 +35,7 @@ def gradients_of(model: nn.Module) -> list[torch.Tensor]:
 
 
 def test_gradients_are_scaled_inside_and_the_same_outside(scaler):
-    model, optimizer = make_model(scaler)
+    model, _optimizer = make_model(scaler)
     inside = []
     model[2].register_full_backward_hook(lambda module, before, after: inside.append(after[0].clone()))
     images = torch.randn(3, 4)
@@ -53,7 +53,7 @@ def test_gradients_are_scaled_inside_and_the_same_outside(scaler):
 
 
 def test_a_backward_pass_within_another_is_not_scaled_twice(scaler):
-    model, optimizer = make_model(scaler)
+    model, _optimizer = make_model(scaler)
     images = torch.randn(3, 4, requires_grad=True)
     model(images).mean().backward()
     expected = gradients_of(model)
