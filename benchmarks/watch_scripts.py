@@ -9,20 +9,21 @@ FOLDER has JPEGs at any depth. The scripts are `train.py` of github.com/huggingf
 `examples/cv_example.py` of github.com/huggingface/accelerate, unchanged; one that is not named is left out. Scripts in
 `peers/` run the Trainers of Transformers and Lightning. All train on a CPU, on one rank and on two.
 
-Three runs of a script start from the same seed: one without observation, one with, and a longer one (`--epochs`) of
-shorter steps whose observation is switched on for one step of each two, the first or the second at random. Two
-processes that run the same program differ by more than 1 %, and so does a machine from one second to the next;
-neighboring steps of one process do not. `watch_shim/` is loaded into all three: it seeds, switches, notes when
+Three runs of a script start from the same seed: one without observation, one with, and one of more and shorter steps
+(`--epochs`, two images per step where the script takes a number) whose observation is switched on for one step of each
+two, the first or the second at random. Two processes that run the same program differ by more than 1 %, and so does a
+machine from one second to the next; neighboring steps of one process do not. What observation costs per step depends on
+the calls of a step, not on the pixels, so that the shorter steps show it more clearly. `watch_shim/` is loaded into all three: it seeds, switches, notes when
 optimizer steps end, and takes digests of all losses and of the last weights. It also lets scripts that expect a GPU per
 rank use gloo and CPUs, and gives Accelerate's example a small model without weights to download. PyTorch's ImageNet
 script does not use DDP on CPUs, so its two ranks train apart. Two ranks load their own images, where the script lets
 them: two cores have no room for workers beside them.
 
-`attributed` is the share of the measured steps of rank 0 in stages other than `other`. `overhead` is by how much longer
-an observed step of rank 0 takes than the one beside it, by the clock, and `cpu_overhead` by the CPU time of the
-process, its threads but not its loader workers: the mean over all pairs as a share of a step with its 95 % interval,
-and the median. `pass_on` is the share of a step that replaced functions take when they only pass a call on, which
-steps without observation have too. `watcher_cpu` is the CPU time of `paceline watch` itself, which reads what the
+`attributed` is the share of the measured steps of rank 0 in stages other than `other`. `overhead_ms` is by how much longer
+an observed step of rank 0 takes than the one beside it, by the clock, and `cpu_overhead_ms` by the CPU time of the
+process, its threads but not its loader workers: the mean over all pairs with its 95 % interval, and the median.
+`overhead` and `cpu_overhead` are their shares of a step of the script without observation. `pass_on` is the share that
+replaced functions take when they only pass a call on, which switched-off steps have too. `watcher_cpu` is the CPU time of `paceline watch` itself, which reads what the
 script writes, as a share of one core. The exit status is 1 if bits differ or less than 98 % of the time is attributed.
 Overhead is measured, not checked.
 """
@@ -55,6 +56,7 @@ WARMUP: Final = 10
 LEAST_ATTRIBUTED: Final = 0.98
 LIMIT_S: Final = 1800
 POLL_S: Final = 0.2
+SHORT_BATCH: Final = 2
 FLAT_COPIES: Final = 2
 SUFFIXES: Final = (".jpg", ".jpeg")
 PACKAGES: Final = ("torch", "torchvision", "transformers", "lightning", "accelerate", "timm")
@@ -224,7 +226,7 @@ def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -
     size, shims = SIZES[script.name], {"plain": {}, "watched": {}, "switched": {"SHIM_SWITCH": "1"}}
     if ranks > 1 and not script.needs_workers:
         size = replace(size, workers=0)
-    shorter = replace(size, pixels=size.pixels // 2, batch=size.batch // 2, epochs=epochs * ranks)
+    shorter = replace(size, pixels=size.pixels // 2, batch=SHORT_BATCH, epochs=epochs * ranks)
     ran, found = {}, {}
     for kind, shim in shims.items():
         place = folder / f"{script.name}-{ranks}-{kind}"
@@ -240,7 +242,7 @@ def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -
     )
     switched = found["switched"][0]["switched"]
     pairs = pair_steps(switched)
-    step_s = fmean(before for before, _ in pairs["times_s"])
+    step_s = median(after - before for before, after in pairwise(found["plain"][0]["times_s"][WARMUP:]))
     row = {
         "script": script.name,
         "ranks": ranks,
@@ -248,9 +250,12 @@ def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -
         "size_switched": vars(shorter),
         "bits_are_equal": are_equal,
         "attributed": round(result.attributed, 5),
-        "step_s": round(step_s, 5),
-        "overhead": overhead_of(pairs["times_s"]),
-        "cpu_overhead": overhead_of(pairs["cpu_s"]),
+        "step_ms": round(1e3 * step_s, 3),
+        "switched_step_ms": round(1e3 * fmean(before for before, _ in pairs["times_s"]), 3),
+        "overhead_ms": overhead_of(pairs["times_s"], 1e-3),
+        "cpu_overhead_ms": overhead_of(pairs["cpu_s"], 1e-3),
+        "overhead": overhead_of(pairs["times_s"], step_s),
+        "cpu_overhead": overhead_of(pairs["cpu_s"], step_s),
         "pass_on": round(switched["pass_on_s"] / step_s, 6),
         "watcher_cpu": round(ran["watched"].cpu, 5),
         "samples_per_s": result.samples_per_s,
@@ -259,8 +264,9 @@ def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -
     }
     print(
         f"{script.name:12} {ranks} ranks: attributed {result.attributed:.2%}, "
-        f"bits {'equal' if are_equal else 'DIFFER'}, {row['bottleneck']}; of a step of {1e3 * step_s:.1f} ms: "
-        f"overhead {_shown(row['overhead'])}, CPU time {_shown(row['cpu_overhead'])}, passing on {row['pass_on']:.3%}; "
+        f"bits {'equal' if are_equal else 'DIFFER'}, {row['bottleneck']}; overhead in steps of "
+        f"{row['switched_step_ms']:.1f} ms: {row['overhead_ms']['mean']:+.3f} ms; of a step of {1e3 * step_s:.1f} ms: "
+        f"{_shown(row['overhead'])}, CPU time {_shown(row['cpu_overhead'])}, passing on {row['pass_on']:.3%}; "
         f"watcher {ran['watched'].cpu:.2%} of a core",
         flush=True,
     )
@@ -293,12 +299,11 @@ def pair_steps(switched: Mapping[str, Any]) -> dict[str, list[tuple[float, float
     return {name: list(compress(values, is_kept)) for name, values in pairs.items()}
 
 
-def overhead_of(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return by which share of the mean the second of each pair is larger: their mean, its interval, and the median."""
-    mean_s = fmean(before for before, _ in pairs)
-    shares = [(after - before) / mean_s for before, after in pairs]
-    interval = mean_interval(shares)
-    values = {"mean": interval.value, "low": interval.low, "high": interval.high, "median": median(shares)}
+def overhead_of(pairs: Sequence[tuple[float, float]], unit_s: float) -> dict[str, float]:
+    """Return by how many units the second of each pair is larger: their mean, its interval, and the median."""
+    units = [(after - before) / unit_s for before, after in pairs]
+    interval = mean_interval(units)
+    values = {"mean": interval.value, "low": interval.low, "high": interval.high, "median": median(units)}
     return {**{name: round(value, 5) for name, value in values.items()}, "n": len(pairs)}
 
 
@@ -333,7 +338,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="a script, such as timm (default: all)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--copies", type=int, default=3, help="links to each training photograph (3)")
-    parser.add_argument("--epochs", type=int, default=16, help="of switched runs, if the script takes a number (16)")
+    parser.add_argument("--epochs", type=int, default=3, help="of switched runs, per rank, if the script takes a number (3)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     args = parser.parse_args()
     versions = {name: version(name) for name in PACKAGES}

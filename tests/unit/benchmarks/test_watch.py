@@ -31,8 +31,8 @@ def test_overhead_compares_neighboring_steps_without_those_that_evaluate(importe
     cpu_s = [2 * each for each in times_s]
     pairs = watch_scripts.pair_steps({"times_s": times_s, "cpu_s": cpu_s, "is_on": is_on})
     assert [each for pair in pairs["cpu_s"] for each in pair] == pytest.approx([0.2, 0.202] * 14)
-    for name in pairs:
-        assert watch_scripts.overhead_of(pairs[name]) == {
+    for name, step_s in (("times_s", 0.1), ("cpu_s", 0.2)):
+        assert watch_scripts.overhead_of(pairs[name], step_s) == {
             "mean": 0.01,
             "low": 0.01,
             "high": 0.01,
