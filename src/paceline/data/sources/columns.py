@@ -1,6 +1,7 @@
 """Read one value per training image: a column of the dataset itself, or of a CSV file beside it. Torch-free."""
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from paceline.data.files import expand_path, printable
 from paceline.data.pack.reader import PackSource
 from paceline.data.sources.huggingface import read_text_column, suggest_column
 from paceline.data.sources.image_files import ImageFileSource
-from paceline.data.sources.manifest import open_csv
+from paceline.data.sources.manifest import manifest_root, open_csv
 from paceline.data.sources.subset import SourceSubset
 from paceline.recipe.schema.source import HuggingFace, Manifest, SourceSection
 
@@ -29,7 +30,7 @@ def read_column(
 ) -> list[str]:
     """Return the N values of `column`, as text, of the training images `source` of `section`.
 
-    The column is that of the CSV `file`; without one, of the manifest's training list or of the Hugging Face dataset.
+    The column is that of the CSV `file`; without one, of the manifest's lists or of the Hugging Face dataset.
     A file with a column `path` or `image` names each image, as the source lists it or in full, and lines of other
     images are ignored. Without, it has one line per image, in order. Raise `DataError` naming the recipe's `field` if
     there is no such column, or the file and line if an image has no value.
@@ -39,10 +40,10 @@ def read_column(
         return [values[index] for index in source.indices.tolist()]
     if file:
         return _match_values(expand_path(file), column, source, field)
-    match section:
-        case Manifest(train=train):
-            return _match_values(expand_path(train), column, source, field)
-        case HuggingFace():
+    match section, source:
+        case Manifest(), ImageFileSource():
+            return _match_lists(section, column, source, field)
+        case HuggingFace(), _:
             return read_text_column(section, column, field)
     raise DataError(f"{field}: '{printable(column)}' is not in {section.name}, which has no columns (name a CSV file)")
 
@@ -69,7 +70,44 @@ def _parse_number(text: str) -> float:
 
 def _match_values(file: Path, column: str, source: Source, field: str) -> list[str]:
     """Return the values of the images of `source` in the CSV `file`."""
-    shown, images = printable(file), count(len(source), "training image")
+    lines, place, name_place = _read_lines(file, column, field)
+    if name_place is not None:
+        values = _index_values(lines, name_place, place)
+        found = [
+            next((values[name] for name in _names_of(source, index) if name in values), None)
+            for index in range(len(source))
+        ]
+        return _raise_for_missing(found, file, source)
+    positions = _positions_of(source)
+    if positions is not None and positions.max(initial=0) < len(lines):
+        return [lines[position][1][place] for position in positions.tolist()]
+    if len(lines) != len(source):
+        raise DataError(
+            f"{printable(file)}: has {count(len(lines), 'line')} for {count(len(source), 'training image')}; write one "
+            f"per image in order, or add a column path"
+        )
+    return [cells[place] for _, cells in lines]
+
+
+def _match_lists(section: Manifest, column: str, source: ImageFileSource, field: str) -> list[str]:
+    """Return the values of images of the training list, or of both lists, as `split.pool=all` joins them."""
+    paths = [os.path.normpath(source.get_path(index)) for index in range(len(source))]
+    values: dict[str, str] = {}
+    for text in (section.train, section.val):
+        if text == "off" or (values and values.keys() >= set(paths)):
+            continue
+        file = expand_path(text)
+        lines, place, name_place = _read_lines(file, column, field)
+        assert name_place is not None, "a list has paths"
+        root = manifest_root(section, file)
+        for path, value in _index_values(lines, name_place, place).items():
+            values.setdefault(os.path.normpath(root / path), value)
+    return _raise_for_missing([values.get(path) for path in paths], expand_path(section.train), source)
+
+
+def _read_lines(file: Path, column: str, field: str) -> tuple[_Lines, int, int | None]:
+    """Return the lines of a CSV file, and the places of `column` and of the names of images, None without these."""
+    shown = printable(file)
     if file.suffix.lower() in (".pkl", ".pickle"):
         raise DataError(f"{field}: {shown} is a pickle, which has no column '{printable(column)}' (name a CSV file)")
     with open_csv(file) as reader:
@@ -81,24 +119,15 @@ def _match_values(file: Path, column: str, source: Source, field: str) -> list[s
     short = next((at for at, cells in lines if len(cells) <= place), "")
     if short:
         raise DataError(f"{short}: has no value in column '{printable(column)}'; write one")
-    name_place = next((header.index(name) for name in _NAME_COLUMNS if name in header), None)
-    if name_place is None:
-        positions = _positions_of(source)
-        if positions is not None and positions.max(initial=0) < len(lines):
-            return [lines[position][1][place] for position in positions.tolist()]
-        if len(lines) != len(source):
-            fix = "write one per image in order, or add a column path"
-            raise DataError(f"{shown}: has {count(len(lines), 'line')} for {images}; {fix}")
-        return [cells[place] for _, cells in lines]
-    by_name = _index_values(lines, name_place, place)
-    values = [
-        next((by_name[name] for name in _names_of(source, index) if name in by_name), None)
-        for index in range(len(source))
-    ]
+    return lines, place, next((header.index(name) for name in _NAME_COLUMNS if name in header), None)
+
+
+def _raise_for_missing(values: list[str | None], file: Path, source: Source) -> list[str]:
+    """Return `values`, one per image of `source`. Raise `DataError` if one is None."""
     if None in values:
         first = printable(next(_names_of(source, values.index(None))))
-        missing = f"{values.count(None):,} of {images}, the first {first}"
-        raise DataError(f"{shown}: has no line for {missing}; add one for each")
+        missing = f"{values.count(None):,} of {count(len(source), 'training image')}, the first {first}"
+        raise DataError(f"{printable(file)}: has no line for {missing}; add one for each")
     return [value for value in values if value is not None]
 
 

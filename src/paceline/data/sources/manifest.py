@@ -123,7 +123,7 @@ def _read_manifest(
     text: str, section: Manifest, columns: tuple[str, ...], *, known: dict[str, int] | None = None, skip_bad: bool
 ) -> _ImageList:
     """Read the list `text`, whose labels must be `known` if these are given."""
-    file, root = expand_path(text), section.root
+    file = expand_path(text)
     has_columns = section.class_columns != "off"
     # Cached, so that images with the same cells share one tuple.
     parse: Callable[[tuple[str, ...]], _Shares]
@@ -147,13 +147,18 @@ def _read_manifest(
             )
     if not labels:
         raise DataError(f"{printable(file)}: lists no images; write a line for each under 'path,{','.join(columns)}'")
-    start = (file.parent if root == "auto" else expand_path(root)).absolute()
+    start = manifest_root(section, file)
     listing = _ImageList(file, start, tuple(labels), tuple(labels.values()))
     _check_first_paths(listing, skip_bad=skip_bad)
     if not skip_bad:
         full = {path: os.path.join(start, path) for path in listing.paths}  # noqa: PTH118 - three times as fast
         raise_for_faults(printable(file), dict(find_faults(full)))
     return listing
+
+
+def manifest_root(section: Manifest, file: Path) -> Path:
+    """Return the folder that the relative paths of the list `file` start from."""
+    return (file.parent if section.root == "auto" else expand_path(section.root)).absolute()
 
 
 def _read_rows(file: Path, section: Manifest, columns: tuple[str, ...]) -> Iterator[_ManifestRow]:

@@ -1,11 +1,15 @@
 """Values per image: from a manifest, a Hugging Face dataset, or a CSV file beside any source."""
 
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
 from paceline.core.errors import DataError
 from paceline.data.sources.build import build_datasets
 from paceline.data.sources.columns import read_column, read_numbers
+from paceline.data.sources.folds import build_run_datasets
+from paceline.recipe.schema.data import Data
 from paceline.recipe.schema.source import Folder, HuggingFace, Manifest, Synthetic
 
 SYNTHETIC = Synthetic(num_images=3, num_val_images=1, image_size=1)
@@ -34,6 +38,25 @@ def test_a_manifest_has_values_in_its_own_list(make_images, tmp_path):
     section = Manifest(train=str(tmp_path / "train.csv"))
     assert read_column(section, train_of(section), "w") == ["3", "1", "2"]
     assert read_column(section, train_of(section), "group") == ["s", "", "t"]
+
+
+@pytest.mark.parametrize("root", ["common", "auto"])
+def test_images_of_both_lists_have_the_values_of_their_own(make_images, tmp_path, root):
+    top = make_images({"train/a": 2, "val/a": 2}, top=tmp_path / "data")
+    for split, values in (("train", "12"), ("val", "34")):
+        folder = f"{split}/a" if root == "common" else "a"
+        lines = [f"./{folder}/{index}.png,x,{value}" for index, value in enumerate(values)]
+        (top / split / "list.csv").write_text("\n".join(["path,label,w", *lines]))
+    section = Manifest(
+        train=str(top / "train/list.csv"), val=str(top / "val/list.csv"), root=str(top) if root == "common" else "auto"
+    )
+    found = {}
+    for fold in range(2):
+        split = {"folds": 2, "fold": fold, "pool": "all"}
+        train = build_run_datasets(Data(source=section, split=split), may_download=False).train
+        for index, value in enumerate(read_column(section, train, "w")):
+            found[str(Path(train.name_of(index)).relative_to(top))] = value
+    assert found == {"train/a/0.png": "1", "train/a/1.png": "2", "val/a/0.png": "3", "val/a/1.png": "4"}
 
 
 @pytest.mark.parametrize("kind", ["listed", "full", "image"])
