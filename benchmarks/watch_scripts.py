@@ -13,19 +13,19 @@ Three runs of a script start from the same seed: one without observation, one wi
 (`--epochs`, two images per step where the script takes a number) whose observation is switched on for one step of each
 two, the first or the second at random. Two processes that run the same program differ by more than 1 %, and so does a
 machine from one second to the next; neighboring steps of one process do not. What observation costs per step depends on
-the calls of a step, not on the pixels, so that the shorter steps show it more clearly. `watch_shim/` is loaded into all three: it seeds, switches, notes when
-optimizer steps end, and takes digests of all losses and of the last weights. It also lets scripts that expect a GPU per
-rank use gloo and CPUs, and gives Accelerate's example a small model without weights to download. PyTorch's ImageNet
-script does not use DDP on CPUs, so its two ranks train apart. Two ranks load their own images, where the script lets
-them: two cores have no room for workers beside them.
+the calls of a step, not on the pixels, so that the shorter steps show it more clearly. `watch_shim/` is loaded into all
+three: it seeds, switches, notes when optimizer steps end, and takes digests of all losses and of the last weights. It
+also lets scripts that expect a GPU per rank use gloo and CPUs, and gives Accelerate's example a small model without
+weights to download. PyTorch's ImageNet script does not use DDP on CPUs, so its two ranks train apart. Two ranks load
+their own images, where the script lets them: two cores have no room for workers beside them.
 
-`attributed` is the share of the measured steps of rank 0 in stages other than `other`. `overhead_ms` is by how much longer
-an observed step of rank 0 takes than the one beside it, by the clock, and `cpu_overhead_ms` by the CPU time of the
-process, its threads but not its loader workers: the mean over all pairs with its 95 % interval, and the median.
+`attributed` is the share of the measured steps of rank 0 in stages other than `other`. `overhead_ms` is by how much
+longer an observed step of rank 0 takes than the one beside it, by the clock, and `cpu_overhead_ms` by the CPU time of
+the process, its threads but not its loader workers: the mean over all pairs with its 95 % interval, and the median.
 `overhead` and `cpu_overhead` are their shares of a step of the script without observation. `pass_on` is the share that
-replaced functions take when they only pass a call on, which switched-off steps have too. `watcher_cpu` is the CPU time of `paceline watch` itself, which reads what the
-script writes, as a share of one core. The exit status is 1 if bits differ or less than 98 % of the time is attributed.
-Overhead is measured, not checked.
+replaced functions take when they only pass a call on, which switched-off steps have too. `watcher_cpu` is the CPU time
+of `paceline watch` itself, which reads what the script writes, as a share of one core. The exit status is 1 if bits
+differ or less than 98 % of the time is attributed. Overhead is measured, not checked.
 """
 
 import argparse
@@ -338,7 +338,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", help="a script, such as timm (default: all)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--copies", type=int, default=3, help="links to each training photograph (3)")
-    parser.add_argument("--epochs", type=int, default=3, help="of switched runs, per rank, if the script takes a number (3)")
+    parser.add_argument("--epochs", type=int, default=3, help="of switched runs, times the ranks (3)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the result")
     args = parser.parse_args()
     versions = {name: version(name) for name in PACKAGES}
