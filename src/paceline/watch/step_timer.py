@@ -242,8 +242,13 @@ class StepTimer:
         elif not is_end:
             self._open.samples += samples
             self._open.loader = loader
-            num_recorded = 0 if self.device is None else max(0, self.device.num_recorded - 1)  # with that of `other`
-            self._arrival = self._open.stages.get(OTHER, 0.0), num_recorded
+            self._note_arrival()
+        elif loader in self._train_loaders:
+            self._note_arrival()  # of the last batch, if the script fetches one ahead, as Accelerate does
+
+    def _note_arrival(self) -> None:
+        num_recorded = 0 if self.device is None else max(0, self.device.num_recorded - 1)  # with that of `other`
+        self._arrival = self._open.stages.get(OTHER, 0.0), num_recorded
 
     def _follow_loader(self, loader: int | None) -> None:
         if loader in self._train_loaders:

@@ -3,7 +3,7 @@
 from typing import Final
 
 from paceline.core.stages import DATA_WAIT, EXPOSED, LOG
-from paceline.watch.step_timer import CHECKPOINT, EVALUATE, OPTIMIZER
+from paceline.watch.step_timer import CHECKPOINT, EVALUATE, H2D, OPTIMIZER
 
 Target = tuple[str, str]
 """The path of a function in its module, and its stage or pause."""
@@ -63,6 +63,7 @@ TARGETS: Final[dict[str, list[Target]]] = {
         ("Accelerator.clip_grad_norm_", OPTIMIZER),
         ("Accelerator.clip_grad_value_", OPTIMIZER),
     ],
+    "accelerate.utils.operations": [("send_to_device", H2D)],  # a copy on CPUs too, from cpu to cpu:0
     "accelerate.optimizer": [("AcceleratedOptimizer.step", OPTIMIZER), ("AcceleratedOptimizer.zero_grad", OPTIMIZER)],
     "accelerate.scheduler": [("AcceleratedScheduler.step", OPTIMIZER)],
     "tqdm.std": [("tqdm.display", LOG)],
@@ -80,6 +81,7 @@ ALIASES: Final = {
     "torch.distributed.checkpoint.state_dict_saver": ("torch.distributed.checkpoint",),
     "torch.nn.utils.clip_grad": ("torch.nn.utils",),
     "timm.utils.clip_grad": ("timm.utils",),
+    "accelerate.utils.operations": ("accelerate.data_loader",),
 }
 """Modules through which the functions of others are called."""
 

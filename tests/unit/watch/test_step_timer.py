@@ -135,6 +135,19 @@ def test_the_time_from_a_batch_to_its_forward_prepares_it(script):
     assert stages_of(third) == PLAIN
 
 
+def test_the_last_batch_of_a_loader_that_fetches_one_ahead_is_prepared_too(script):
+    script.begin()
+    script.batch(seconds=0.5, is_end=True)  # the batch came before
+    script.idle(1.0)
+    script.forward()
+    script.idle(0.5)
+    script.backward()
+    script.optimize()
+    script.idle(0.25)
+    (_, second), _ = script.finish()
+    assert stages_of(second) == {**{name: PLAIN[name] for name in PLAIN if name != "data_wait"}, "prepare": 1.0}
+
+
 @pytest.mark.parametrize("act", ["backward", "optimize"])
 def test_without_a_forward_it_is_not_known_what_prepares_a_batch(script, act):
     script.begin()
