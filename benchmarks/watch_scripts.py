@@ -56,6 +56,7 @@ WARMUP: Final = 10
 LEAST_ATTRIBUTED: Final = 0.98
 LIMIT_S: Final = 1800
 POLL_S: Final = 0.2
+SHORT_PIXELS: Final = 32
 SHORT_BATCH: Final = 2
 FLAT_COPIES: Final = 2
 SUFFIXES: Final = (".jpg", ".jpeg")
@@ -82,7 +83,11 @@ class Script:
     several: Sequence[str] = ()
     """Arguments for two ranks."""
     needs_workers: bool = False
-    """Whether it ends with an error without loader workers."""
+    """Whether it ends with an error without loader workers, or has fixed their number."""
+    fixed: Sequence[str] = ()
+    """Sizes that it has fixed."""
+    short: Mapping[str, str] = field(default_factory=dict)
+    """Variables of `watch_shim` for shorter steps."""
 
 
 def scripts(paths: Mapping[str, Path | None]) -> list[Script]:
@@ -127,8 +132,15 @@ def scripts(paths: Mapping[str, Path | None]) -> list[Script]:
     found = [
         Script("timm", timm, needs_workers=True),
         Script("torchvision", torchvision),
-        Script("imagenet", imagenet, several=("--dist-url", "env://", "--dist-backend", "gloo")),
-        Script("accelerate", accelerate, environ={"SHIM_MODEL": "test_resnet"}),
+        Script("imagenet", imagenet, several=("--dist-url", "env://", "--dist-backend", "gloo"), fixed=("pixels",)),
+        Script(
+            "accelerate",
+            accelerate,
+            environ={"SHIM_MODEL": "test_resnet"},
+            needs_workers=True,
+            fixed=("epochs",),
+            short={"SHIM_SIZE": f"{SHORT_PIXELS}:{SHORT_BATCH}"},
+        ),
     ]
     return [
         *(each for each in found if paths.get(each.name)),
@@ -223,10 +235,12 @@ def arrange(
 
 def compare(script: Script, ranks: int, data: Path, folder: Path, epochs: int) -> dict[str, Any]:
     """Run a script without and with observation, and with observation that is switched; return what came of it."""
-    size, shims = SIZES[script.name], {"plain": {}, "watched": {}, "switched": {"SHIM_SWITCH": "1"}}
+    size = SIZES[script.name]
     if ranks > 1 and not script.needs_workers:
         size = replace(size, workers=0)
-    shorter = replace(size, pixels=size.pixels // 2, batch=SHORT_BATCH, epochs=epochs * ranks)
+    shorter = Size(SHORT_PIXELS, SHORT_BATCH, epochs * ranks, size.workers)
+    shorter = replace(shorter, **{name: getattr(size, name) for name in script.fixed})
+    shims = {"plain": {}, "watched": {}, "switched": {"SHIM_SWITCH": "1", **script.short}}
     ran, found = {}, {}
     for kind, shim in shims.items():
         place = folder / f"{script.name}-{ranks}-{kind}"

@@ -5,7 +5,8 @@ It is on both sides of every comparison, and edits no script. Environment variab
 - `SHIM_OUT`: write the times of optimizer steps, and digests of all losses and of the last weights, to OUT-RANK.json.
 - `SHIM_SWITCH`: with it, in observed runs, switch the observation on and off from step to step, and write these times.
 - `SHIM_CPU`: let scripts that expect GPUs for several ranks use CPUs: gloo for NCCL, DDP without `device_ids`, and
-  tensors on the host. `SHIM_MODEL` replaces models whose weights are to be downloaded.
+  tensors on the host. `SHIM_MODEL` replaces models whose weights are to be downloaded, and `SHIM_SIZE`, PIXELS:BATCH,
+  sizes that a script has fixed.
 - `SHIM_CAUSE`: plant a cause of slowness, NAME:SECONDS; `SHIM_RANK`: on that rank only.
 """
 
@@ -29,7 +30,8 @@ from typing import Any
 
 from paceline.watch.imports import AfterImport
 
-MODULES = ("torch", "timm.models._factory", "torch.utils.tensorboard.writer", "safetensors.torch")
+TRANSFORMS = "torchvision.transforms.transforms"
+MODULES = ("torch", TRANSFORMS, "timm.models._factory", "torch.utils.tensorboard.writer", "safetensors.torch")
 SEED = 0
 
 
@@ -38,6 +40,8 @@ def after_import(module: ModuleType) -> None:
     if module.__name__ == "timm.models._factory":
         use_model(module, os.environ.get("SHIM_MODEL"))
         return
+    if os.environ.get("SHIM_SIZE") and module.__name__ in ("torch", TRANSFORMS):
+        use_size(module, *map(int, os.environ["SHIM_SIZE"].split(":")))
     if module.__name__ == "torch":
         seed(module)
         if os.environ.get("SHIM_CPU"):
@@ -98,6 +102,25 @@ def use_cpu(torch: Any) -> None:
     wrap(torch.distributed, "init_process_group", on_gloo)
     wrap(torch.nn.parallel.DistributedDataParallel, "__init__", without_devices)
     wrap(torch, "tensor", on_host)
+
+
+def use_size(module: ModuleType, pixels: int, batch: int) -> None:
+    """Replace the size of images in transforms, and that of batches in loaders."""
+
+    def with_pixels(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, size, *args, **kwargs: original(self, pixels, *args, **kwargs)
+
+    def with_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            original(self, *args, **{**kwargs, **({"batch_size": batch} if "batch_size" in kwargs else {})})
+
+        return __init__
+
+    if module.__name__ == TRANSFORMS:
+        wrap(module.RandomResizedCrop, "__init__", with_pixels)
+        wrap(module.Resize, "__init__", with_pixels)
+    else:
+        wrap(module.utils.data.DataLoader, "__init__", with_batch)
 
 
 def use_model(factory: ModuleType, name: str | None) -> None:
