@@ -36,8 +36,8 @@ def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
     All other modules are in evaluation mode. Yield whether `model` has such layers; frozen and SyncBatchNorm ones do
     not count.
     """
-    # SyncBatchNorm would communicate, and the other ranks may not take part. Any other subclass may do something else in
-    # training.
+    # No subclasses: SyncBatchNorm would communicate, and the other ranks may not take part. Other ones may do
+    # something else in training.
     norms = [
         each
         for each in model.modules()
