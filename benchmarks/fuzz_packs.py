@@ -61,9 +61,10 @@ def _decode_all(source: PackSource) -> None:
     boxes = np.zeros((count, 4))
     boxes[:, 2], boxes[:, 3] = source.heights, source.widths
     out, status = np.zeros((count, channels, 32, 32), dtype=np.uint8), np.zeros(count, dtype=np.int32)
+    shards = [source.files.memory(shard) for shard in range(len(source.files))]
     pool = core.Pool(1)
     task = pool.submit(
-        source.shards, shard_of, offsets, lengths, boxes, np.arange(count) % 2 == 0, True, 32, channels, out, status
+        shards, shard_of, offsets, lengths, boxes, np.arange(count) % 2 == 0, True, 32, channels, out, status
     )
     assert task.wait(60), "a batch of an image or two takes a minute"
     assert all(core.reason(int(each)) for each in status)

@@ -173,8 +173,13 @@ def shards_of(datasets: Datasets) -> RemoteShards:
 def fetch_all(datasets: Datasets) -> None:
     """Fetch all shards that fit into the cache, and wait for them."""
     shards = shards_of(datasets)
-    shards.prefetch(range(len(shards)))
-    shards.wait()
+    for number in range(len(shards)):
+        shards.memory(number)  # requests it
+    prefetcher = shards._get_process_state().prefetcher
+    threads = [*prefetcher._threads]
+    prefetcher.stop()
+    for thread in threads:
+        thread.join()
 
 
 def cached_shards(cache: Path) -> list[str]:

@@ -20,6 +20,11 @@ class ImageError(DataError):
         return "{}: {}; {}".format(*self.args)
 
 
+def get_reason(error: DataError) -> str:
+    """Return why a sample cannot be read: the reason of an `ImageError`, or the whole message of another error."""
+    return error.reason if isinstance(error, ImageError) else str(error)
+
+
 @dataclass(frozen=True)
 class BadImage:
     """An unreadable sample: its index in the split, its path or name, and the reason."""
@@ -27,11 +32,6 @@ class BadImage:
     index: int
     name: str
     reason: str
-
-    @classmethod
-    def from_error(cls, index: int, name: str, error: DataError) -> "BadImage":
-        """Build from the `error` of reading sample `index`."""
-        return cls(index, name, error.reason if isinstance(error, ImageError) else str(error))
 
 
 @dataclass(frozen=True)

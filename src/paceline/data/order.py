@@ -7,7 +7,6 @@ step.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,26 +126,6 @@ def draw_uniform(seed: int, epoch: int, keys: NDArray[np.int64], is_alternating:
     return draws
 
 
-class BatchSchedule(Protocol):
-    """Samples, draws and image size of each batch."""
-
-    def indices(self, number: int) -> NDArray[np.int64]:
-        """Return the sample indices, int64 [N]."""
-        ...
-
-    def draws(self, number: int) -> NDArray[np.float64]:
-        """Return the draws, float64 [N, D], read-only, in order of use: resizing, augmentation, mixing."""
-        ...
-
-    def size(self, number: int) -> int:
-        """Return the height and width of the images in pixels."""
-        ...
-
-    def describe(self, number: int) -> str:
-        """Name the batch in messages."""
-        ...
-
-
 @dataclass(frozen=True)
 class TrainBatchSchedule:
     """The batch of each global step, with draws keyed by (seed, epoch, the order's `draw_keys`)."""
@@ -165,7 +144,7 @@ class TrainBatchSchedule:
         return self.order.indices(number)
 
     def draws(self, number: int) -> NDArray[np.float64]:
-        """Return the draws, float64 [rank_batch, D]."""
+        """Return the draws, float64 [rank_batch, D], read-only, in order of use: resizing, augmentation, mixing."""
         if self.steps_per_draw == 1:
             return self._draw_steps(number, number + 1)[0]
         if number not in self._drawn:
@@ -177,11 +156,11 @@ class TrainBatchSchedule:
         return self._drawn[number]
 
     def size(self, number: int) -> int:
-        """Return the size at global step `number`."""
+        """Return the height and width in pixels of the images of global step `number`."""
         return self.size_at_step(number)
 
     def describe(self, number: int) -> str:
-        """Name the global step."""
+        """Name the global step in messages."""
         return f"the batch of step {number + 1:,}"
 
     def _draw_steps(self, first: int, stop: int) -> list[NDArray[np.float64]]:
@@ -214,5 +193,9 @@ class EvalBatchSchedule:
         return self.image_size
 
     def describe(self, number: int) -> str:
-        """Name the batch."""
+        """Name the batch in messages."""
         return f"evaluation batch {number + 1:,}"
+
+
+# Samples, draws and image size of each batch.
+BatchSchedule = TrainBatchSchedule | EvalBatchSchedule

@@ -1,5 +1,6 @@
 """Time how batches are made, and aggregate the timings per loader into `LoaderResult`. Torch-free."""
 
+import operator
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -31,16 +32,8 @@ class BatchTiming(NamedTuple):
 
     def add(self, other: "BatchTiming") -> "BatchTiming":
         """Return the sum, finished when the later one was."""
-        return BatchTiming(
-            images=self.images + other.images,
-            read_s=self.read_s + other.read_s,
-            decode_s=self.decode_s + other.decode_s,
-            augment_s=self.augment_s + other.augment_s,
-            collate_s=self.collate_s + other.collate_s,
-            bytes_read=self.bytes_read + other.bytes_read,
-            bytes_made=self.bytes_made + other.bytes_made,
-            finished_at_s=max(self.finished_at_s, other.finished_at_s),
-        )
+        total = BatchTiming._make(map(operator.add, self, other))
+        return total._replace(finished_at_s=max(self.finished_at_s, other.finished_at_s))
 
 
 class BatchTimer:

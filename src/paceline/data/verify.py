@@ -19,7 +19,7 @@ from paceline.core.dataset import Datasets, PixelArray, Sample, Source, Split, T
 from paceline.core.errors import DataError
 from paceline.core.process import die_with_parent
 from paceline.core.units import Duration
-from paceline.data.bad_images import BadImage
+from paceline.data.bad_images import BadImage, get_reason
 from paceline.data.decode_array import decode_pixels
 from paceline.data.workers import WorkerProgress
 
@@ -154,7 +154,7 @@ def find_read_error(source: Source, index: int) -> str:
     try:
         _read_and_decode(source, index)
     except DataError as error:
-        return BadImage.from_error(index, "", error).reason
+        return get_reason(error)
     return ""
 
 
@@ -198,7 +198,7 @@ class _ImagesOfBothSplits:
             content, label = _read_and_decode(source, index)
             self.digests.add(number, content, int(self.target_numbers[split][label]) if self.target_numbers else label)
         except DataError as error:
-            return (self.report_bad(number, BadImage.from_error(index, "", error).reason),)
+            return (self.report_bad(number, get_reason(error)),)
         return ()
 
     def report_bad(self, number: int, reason: str) -> BadSplitImage:

@@ -99,7 +99,7 @@ _WEIGHT_KINDS: Final[dict[Kind, Kind]] = {
 
 
 class KernelCost(NamedTuple):
-    """FLOPs of one kernel, and the elements it reads and writes, per image."""
+    """FLOPs of one kernel, and the elements it reads and writes, per image: of 2 bytes in bf16 or 4 in fp32."""
 
     flops: float
     elements: float
@@ -152,19 +152,9 @@ class ModelCost:
     training: tuple[KernelCost, ...]
 
     @property
-    def forward_flops(self) -> float:
-        """FLOPs of the forward pass."""
-        return math.fsum(kernel.flops for kernel in self.forward)
-
-    @property
     def training_flops(self) -> float:
         """FLOPs of the forward and backward pass."""
         return math.fsum(kernel.flops for kernel in self.training)
-
-    @property
-    def training_elements(self) -> float:
-        """Elements moved in forward and backward; multiply by 2 bytes in bf16 or 4 in fp32."""
-        return math.fsum(kernel.elements for kernel in self.training)
 
 
 def count_cost(model: nn.Module, channels: int, height: int, width: int) -> ModelCost:

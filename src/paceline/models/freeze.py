@@ -36,11 +36,12 @@ def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
     All other modules are in evaluation mode. Yield whether `model` has such layers; frozen and SyncBatchNorm ones do
     not count.
     """
-    # SyncBatchNorm would communicate, and the other ranks may not take part.
+    # No subclasses: SyncBatchNorm would communicate, and the other ranks may not take part. Other ones may do
+    # something else in training.
     norms = [
         each
         for each in model.modules()
-        if isinstance(each, BATCH_NORMS) and _is_torch_batch_norm(each) and each.training
+        if isinstance(each, BATCH_NORMS) and type(each) in BATCH_NORMS and each.training
     ]
     tracking = [each.track_running_stats for each in norms]
     with eval_mode(model):
@@ -51,11 +52,6 @@ def use_batch_statistics(model: nn.Module) -> Iterator[bool]:
         finally:
             for each, tracks in zip(norms, tracking, strict=True):
                 each.training, each.track_running_stats = False, tracks
-
-
-def _is_torch_batch_norm(norm: nn.Module) -> bool:
-    # A subclass may do something else in training.
-    return type(norm) in BATCH_NORMS
 
 
 def find_modules_set_to_train(modes_before: dict[str, bool], model: nn.Module) -> list[str]:

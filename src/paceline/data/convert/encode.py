@@ -16,7 +16,7 @@ from paceline.core.dataset import Source
 from paceline.core.errors import DataError
 from paceline.core.pixels import PixelFormat
 from paceline.core.units import count
-from paceline.data.bad_images import BadImage
+from paceline.data.bad_images import get_reason
 from paceline.data.decode_array import decode_pixels, to_image
 from paceline.data.pack.format import KIND_FILE, KIND_PIXELS, KIND_RECORD
 from paceline.data.pack.jpeg_record import JpegRecord
@@ -135,7 +135,7 @@ class SampleEncoder:
             content, label = source.read(number)
         except DataError as error:
             return EncodedSample(
-                KIND_FILE, b"", 0, 0, _get_label(source, number, error), _get_reason(error), is_bad=True
+                KIND_FILE, b"", 0, 0, _get_label(source, number, error), get_reason(error), is_bad=True
             )
         if not isinstance(content, bytes):
             height, width = content.shape[:2]
@@ -169,7 +169,7 @@ class SampleEncoder:
         try:
             image = to_image(decode_pixels(file, form, name=""))
         except DataError as error:
-            return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
+            return EncodedSample(KIND_FILE, file, 0, 0, label, get_reason(error), is_bad=True)
         try:
             smaller = _save_jpeg(_scale_down(image, resize), self.quality)
         except (OSError, ValueError):  # exceeds JPEG's 65,535 pixels
@@ -214,7 +214,7 @@ def _encode_file(file: bytes, label: int, form: PixelFormat, unchanged_reason: s
     try:
         height, width = decode_pixels(file, form, name="").shape[:2]
     except DataError as error:
-        return EncodedSample(KIND_FILE, file, 0, 0, label, _get_reason(error), is_bad=True)
+        return EncodedSample(KIND_FILE, file, 0, 0, label, get_reason(error), is_bad=True)
     if max(width, height) > _MAX_SIDE:
         height = width = 0
     return EncodedSample(KIND_FILE, file, height, width, label, unchanged_reason)
@@ -235,7 +235,3 @@ def _save_jpeg(image: Image.Image, quality: int) -> bytes:
     # The standard's Huffman tables (not optimized): decoders build them once for all images.
     image.save(file, "JPEG", quality=quality, optimize=False, **options)
     return file.getvalue()
-
-
-def _get_reason(error: DataError) -> str:
-    return BadImage.from_error(0, "", error).reason

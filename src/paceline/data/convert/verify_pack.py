@@ -10,7 +10,7 @@ from PIL import Image
 
 from paceline.core.dataset import Datasets, JoinedNames, PixelArray, Sample, Source, Split
 from paceline.core.errors import DataError
-from paceline.data.bad_images import BadImage
+from paceline.data.bad_images import get_reason
 from paceline.data.convert.assemble import format_sample_name, get_sample_names
 from paceline.data.convert.encode import map_ordered
 from paceline.data.decode_array import decode_pixels, to_image
@@ -131,7 +131,7 @@ class _SplitComparison:
         try:
             expected, actual = self._decode(source_sample), self._decode(packed_sample)
         except DataError as error:
-            return self._build_fault(index, BadImage.from_error(index, "", error).reason)
+            return self._build_fault(index, get_reason(error))
         packed = self.packed
         if self.core is not None and isinstance(packed, PackSource) and packed.kinds[index] == KIND_RECORD:
             native_pixels = self._decode_native(packed.read_stored(index), self.core)
@@ -180,4 +180,4 @@ def _read_sample(source: Source, index: int) -> Sample | str:
     try:
         return source.read(index)
     except DataError as error:
-        return BadImage.from_error(index, "", error).reason
+        return get_reason(error)

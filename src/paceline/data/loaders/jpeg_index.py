@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,26 +74,6 @@ class FoundIndexes(NamedTuple):
         )
 
 
-class JpegIndexes(Protocol):
-    """The indexes of the files of one dataset, by name. `add` may be called from any thread."""
-
-    def refresh(self) -> None:
-        """Find what other processes have written."""
-        ...
-
-    def find(self, names: Sequence[bytes]) -> FoundIndexes:
-        """Return the indexes of N files."""
-        ...
-
-    def add(self, names: Sequence[bytes], sizes: NDArray[np.integer], indexes: Sequence[bytes]) -> None:
-        """Store the indexes of N files, whose images have `sizes`, integers [N, 2]."""
-        ...
-
-    def seal(self) -> None:
-        """Write what was added."""
-        ...
-
-
 class NoIndexCache:
     """Store nothing."""
 
@@ -111,7 +91,7 @@ class NoIndexCache:
         """Do nothing."""
 
 
-def build_index_cache(data: Data, root: str, warn: Callable[[str], None]) -> JpegIndexes:
+def build_index_cache(data: Data, root: str, warn: Callable[[str], None]) -> "IndexCache | NoIndexCache":
     """Build the cache of `data.cache` for the dataset at `root`; `warn` gets one line if it cannot be written."""
     if data.cache == "off":
         return NoIndexCache()
@@ -173,7 +153,10 @@ class IndexCache:
         return self._table.get(self._buffers, keys)[0]
 
     def add(self, names: Sequence[bytes], sizes: NDArray[np.integer], indexes: Sequence[bytes]) -> None:
-        """Store the indexes of N files, whose images have `sizes`, integers [N, 2], upright (height, width)."""
+        """Store the indexes of N files, whose images have `sizes`, integers [N, 2], upright (height, width).
+
+        Any thread may call it.
+        """
         with self._lock:
             if not self._can_write:
                 return

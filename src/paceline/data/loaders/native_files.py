@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.errors import DataError
 from paceline.core.units import Duration
-from paceline.data.loaders.jpeg_index import FoundIndexes, JpegIndexes
+from paceline.data.loaders.jpeg_index import FoundIndexes, IndexCache, NoIndexCache
 from paceline.data.loaders.native_plan import BatchPlan, DecodeTask
 from paceline.data.loaders.thread import wait_until
 from paceline.data.native import NOT_INDEXABLE, RESIZED, UNREADABLE
@@ -41,7 +41,7 @@ class FileImages:
     Raise a `WatchError` that names a file if one is not measured within `timeout`.
     """
 
-    def __init__(self, source: FileSource, indexes: JpegIndexes, timeout: Duration) -> None:
+    def __init__(self, source: FileSource, indexes: IndexCache | NoIndexCache, timeout: Duration) -> None:
         self.source = source
         self.indexes = indexes
         self._timeout = timeout

@@ -13,7 +13,7 @@ from paceline.core.dataset import ArraySource, PixelArray, Source
 from paceline.core.errors import DataError
 from paceline.core.pixels import FULL_SCALE, PixelType
 from paceline.data.augment.geometric import FusedCropFlip
-from paceline.data.bad_images import BadImage, BadImagePolicy
+from paceline.data.bad_images import BadImage, BadImagePolicy, get_reason
 from paceline.data.batch import batch_dtype
 from paceline.data.decode_array import decode_image
 from paceline.data.resize import ImageOrTensor, Resizer
@@ -146,7 +146,7 @@ class ImageReader:
                 self._timer.end_read(len(content) if isinstance(content, bytes) else content.nbytes)
                 return self._decode(content, current), label
             except DataError as error:
-                bad.setdefault(current, BadImage.from_error(current, self._source.name_of(current), error))
+                bad.setdefault(current, BadImage(current, self._source.name_of(current), get_reason(error)))
                 current = self._bad_image_policy(current, len(self._source), bad, error)
         return None
 

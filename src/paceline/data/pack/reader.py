@@ -1,7 +1,6 @@
 """Read a pack as a dataset."""
 
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,11 +80,6 @@ class PackSource:
     def join(self, info: DatasetInfo, other: "PackSource") -> "PackSource":
         """Return the samples of this split, then those of `other`, of the same pack, as a split with `info`."""
         return _select_rows(info, self.index, self.files, np.concatenate([self._rows, other._rows]))
-
-    @property
-    def shards(self) -> Sequence[memoryview | None]:
-        """Each shard's file as memory, None if it is not cached."""
-        return tuple(self.files.memory(shard) for shard in range(len(self.files)))
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.uint64], NDArray[np.uint64]]:
         """Return for n samples: shard int32 [n], offset in its file uint64 [n], and length in bytes uint64 [n]."""

@@ -293,14 +293,6 @@ class ShardPrefetcher:
         for _ in threads:
             self._queue.put(None)
 
-    def wait(self) -> None:
-        """Wait until all requested shards are fetched or have failed."""
-        with self._lock:
-            threads = [*self._threads]
-        self.stop()
-        for thread in threads:
-            thread.join()
-
     def _run(self) -> None:
         while (shard := self._queue.get()) is not None:
             try:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -122,16 +122,6 @@ class RemoteShards:
             stop = min(start + CHUNK_BYTES, length)
             pixels[start:stop] = np.frombuffer(self.read(shard, offset + start, stop - start), dtype=np.uint8)
         return pixels
-
-    def wait(self) -> None:
-        """Wait until all requested shards are fetched or have failed."""
-        self._get_process_state().prefetcher.wait()
-
-    def prefetch(self, shards: Iterable[int]) -> None:
-        """Request `shards` in this order without waiting. Raise `CorruptFileError` for one that was damaged before."""
-        for shard in shards:
-            if not self._is_cached(shard):
-                self._get_process_state().prefetcher.request(shard)
 
     def close(self) -> None:
         """Stop downloads, and release connections, descriptors, maps and the lock."""

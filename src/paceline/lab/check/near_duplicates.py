@@ -15,7 +15,7 @@ from paceline.core.dataset import Datasets, PixelArray, Source, Split
 from paceline.core.errors import DataError
 from paceline.core.pixels import PixelFormat
 from paceline.core.random import permutation
-from paceline.data.bad_images import BadImage
+from paceline.data.bad_images import BadImage, get_reason
 from paceline.data.decode import NPY_SIGNATURE, decode
 from paceline.data.decode_array import decode_pixels
 
@@ -139,7 +139,7 @@ def _scan(
             content, label = source.read(index)
             found.small[at] = _shrink(content, source.info.pixel_format, source.name_of(index))
         except DataError as error:
-            return BadImage.from_error(index, source.name_of(index), error)
+            return BadImage(index, source.name_of(index), get_reason(error))
         pixels = content if isinstance(content, bytes) else np.ascontiguousarray(content).data
         digest = hashlib.blake2b(pixels, digest_size=16)
         found.digests[at] = np.frombuffer(digest.digest(), np.uint64)

@@ -35,7 +35,7 @@ def test_locate_gives_the_position_of_a_sample_in_memory(made):
     assert (shards.dtype, offsets.dtype, lengths.dtype) == (np.int32, np.uint64, np.uint64)
     for index in range(7):
         start, length = int(offsets[index]), int(lengths[index])
-        stored = bytes(train.shards[shards[index]][start : start + length])
+        stored = bytes(train.files.memory(int(shards[index]))[start : start + length])
         assert stored == train.read_stored(index) and len(stored) > 100
         assert train.read(index)[0] == (restore_jpeg(stored) if train.kinds[index] == 1 else stored)
     again = train.locate(np.array([4, 0]))
@@ -129,7 +129,7 @@ def test_opening_and_closing_leaks_no_descriptor(made, pixels, packed):
     for _ in range(64):
         found = open_pack(path)
         found.train.read(0)
-        assert found.train.shards[0] is not None
+        assert found.train.files.memory(0) is not None
         open_pack(path.with_name("pixels.pack")).train.read(0)
     found.train.files.close()
     found.train.read(0)  # opens it again

@@ -16,6 +16,7 @@ from paceline.data.remote.pack import RemoteShards
 from paceline.data.remote.transport import ByteRange, RemoteUrl, RetryPolicy, TransientError
 
 URL = "http://host/packs/set"
+TIMEOUT_S = 60
 
 
 @dataclass
@@ -99,6 +100,17 @@ class Remote:
         retry = RetryPolicy(attempts=3, pause=self.pauses.append)
         cache = ShardCache(self.cache_folder, max_bytes)
         return RemoteShards(addresses, self.index.files, cache, digest, lambda: self.store, retry)
+
+    def fetch(self, shards: RemoteShards, *numbers: int) -> None:
+        """Request shards as the native loader does, and wait until all requested ones are fetched or have failed."""
+        for number in numbers:
+            shards.memory(number)
+        prefetcher = shards._get_process_state().prefetcher
+        threads = [*prefetcher._threads]
+        prefetcher.stop()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive(), f"a shard is not fetched within {TIMEOUT_S} s"
 
     def cached(self, digest: str = "digest") -> set[str]:
         return {path.name for path in (self.cache_folder / digest / "shards").glob("*")}

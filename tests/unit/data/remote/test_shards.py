@@ -28,7 +28,7 @@ def everything(datasets) -> list:
 def test_samples_are_the_same_before_and_after_caching(remote, store, index, expected) -> None:
     shards = remote()
     assert everything(build_pack_datasets(index, shards)) == expected
-    shards.wait()
+    remote.fetch(shards)
     assert remote.cached() == {file.name for file in index.files}
     num_requests = len(store.requests)
     assert everything(build_pack_datasets(index, shards)) == expected
@@ -38,8 +38,7 @@ def test_samples_are_the_same_before_and_after_caching(remote, store, index, exp
 
 def test_another_process_uses_the_cached_shards(remote, store, index, expected) -> None:
     first = remote()
-    first.prefetch(range(4))
-    first.wait()
+    remote.fetch(first, *range(4))
     store.requests.clear()
     plain = RemoteShards(first.addresses, first.files, first.cache, first.digest, HttpTransport, RetryPolicy())
     assert everything(pickle.loads(pickle.dumps(build_pack_datasets(index, plain)))) == expected
@@ -60,7 +59,7 @@ def test_a_forked_process_has_its_own_connections(remote, index, expected) -> No
 def test_memory_is_none_until_a_shard_is_cached(remote, index) -> None:
     shards = remote()
     assert shards.memory(2) is None
-    shards.wait()
+    remote.fetch(shards)
     memory = shards.memory(2)
     assert memory is not None and len(memory) == index.files[2].num_bytes and memory.readonly
     shards.close()
@@ -86,14 +85,12 @@ def test_an_interrupted_download_is_continued(remote, store, index, monkeypatch:
             raise PermanentError("403 Forbidden", "sign it")
 
     store.before = broken
-    shards.prefetch([0])
-    shards.wait()
+    remote.fetch(shards, 0)
     assert remote.cached() == {partial_path(Path("data-00000.pack"), index.files[0].num_bytes).name}
     store.before = lambda name, start, stop: None
     store.requests.clear()
     shards = remote()
-    shards.prefetch([0])
-    shards.wait()
+    remote.fetch(shards, 0)
     assert remote.cached() == {"data-00000.pack"}
     assert store.bytes_of("data-00000.pack") == index.files[0].num_bytes - 500_000
 
@@ -103,8 +100,7 @@ def test_a_damaged_partial_shard_is_downloaded_from_the_start(remote, store, ind
     folder.mkdir(parents=True)
     partial_path(folder / "data-00003.pack", index.files[3].num_bytes).write_bytes(b"x" * 300_000)
     shards = remote()
-    shards.prefetch([3])
-    shards.wait()
+    remote.fetch(shards, 3)
     assert (folder / "data-00003.pack").read_bytes() == (packed / "data-00003.pack").read_bytes()
     assert store.bytes_of("data-00003.pack") == 2 * index.files[3].num_bytes - 300_000
 
@@ -114,8 +110,7 @@ def test_a_damaged_shard_is_an_error_and_never_cached(remote, store) -> None:
     data[-1] ^= 1
     store.files["data-00001.pack"] = bytes(data)
     shards = remote()
-    shards.prefetch([1])
-    shards.wait()
+    remote.fetch(shards, 1)
     with pytest.raises(DataError, match=r"http://host/packs/set/data-00001.pack: is damaged: its checksum"):
         shards.read(1, 128, 10)
     assert "data-00001.pack" not in remote.cached()
@@ -154,10 +149,8 @@ def test_transient_errors_are_retried_with_doubled_pauses(remote, store, packed:
 def test_a_failed_background_download_is_retried_on_the_next_request(remote, store, fail_times) -> None:
     shards = remote()
     store.before = fail_times(times=3)
-    shards.prefetch([0])
-    shards.wait()
-    shards.prefetch([0])
-    shards.wait()
+    remote.fetch(shards, 0)
+    remote.fetch(shards, 0)
     assert remote.cached() == {"data-00000.pack"}
 
 
@@ -169,57 +162,48 @@ def test_a_shard_that_another_process_downloads_is_not_downloaded_twice(remote, 
     )
     assert lock
     shards = remote()
-    shards.prefetch([0])
-    shards.wait()
+    remote.fetch(shards, 0)
     assert store.requests == []
     lock.close()
-    shards.prefetch([0])
-    shards.wait()
+    remote.fetch(shards, 0)
     assert remote.cached() == {"data-00000.pack"}
 
 
 def test_shards_that_fit_are_cached_and_others_are_read_by_range(remote, store, index, expected) -> None:
     shards = remote(max_bytes=2 * index.files[0].num_bytes + 100)
-    shards.prefetch(range(4))
-    shards.wait()
+    remote.fetch(shards, *range(4))
     assert len(remote.cached()) == 2
     store.requests.clear()
     assert everything(build_pack_datasets(index, shards)) == expected
     assert {name for name, *_ in store.requests} == {file.name for file in index.files} - remote.cached()
-    shards.wait()
+    remote.fetch(shards)
     assert len(remote.cached()) == 2
 
 
 def test_least_recently_opened_shards_are_evicted_unless_in_use(remote, index) -> None:
     max_bytes = 2 * index.files[0].num_bytes + 100
     old = remote(max_bytes, "old")
-    old.prefetch([0, 1])
-    old.wait()
+    remote.fetch(old, 0, 1)
     for age, name in enumerate(("data-00001.pack", "data-00000.pack")):
         os.utime(remote.cache_folder / "old" / "shards" / name, (1000 + age, 1000 + age))
     new = remote(max_bytes, "new")
-    new.prefetch([2])
-    new.wait()
+    remote.fetch(new, 2)
     assert (remote.cached("old"), remote.cached("new")) == ({"data-00000.pack", "data-00001.pack"}, set())
     old.close()
     new = remote(max_bytes, "new")
-    new.prefetch([2])
-    new.wait()
+    remote.fetch(new, 2)
     assert (remote.cached("old"), remote.cached("new")) == ({"data-00000.pack"}, {"data-00002.pack"})
-    new.prefetch([3])
-    new.wait()
+    remote.fetch(new, 3)
     assert remote.cached("new") == {"data-00002.pack", "data-00003.pack"}
     assert not (remote.cache_folder / "old").exists() and not (remote.cache_folder / "old.lock").exists()
 
 
 def test_nothing_is_evicted_for_a_shard_that_does_not_fit_even_then(remote, index) -> None:
     old = remote(10**9, "old")
-    old.prefetch([0])
-    old.wait()
+    remote.fetch(old, 0)
     old.close()
     new = remote(index.files[0].num_bytes - 1, "new")
-    new.prefetch([1])
-    new.wait()
+    remote.fetch(new, 1)
     assert remote.cached("old") == {"data-00000.pack"} and remote.cached("new") == set()
 
 
@@ -228,8 +212,7 @@ def test_other_files_in_the_cache_folder_are_neither_counted_nor_evicted_nor_loc
     foreign.parent.mkdir(parents=True)
     foreign.write_bytes(bytes(3 * index.files[0].num_bytes))
     shards = remote(2 * index.files[0].num_bytes + 100)
-    shards.prefetch([0, 1, 2])
-    shards.wait()
+    remote.fetch(shards, 0, 1, 2)
     assert len(remote.cached()) == 2
     assert foreign.exists() and not (remote.cache_folder / "imagenet.lock").exists()
 
@@ -242,8 +225,7 @@ def test_a_link_in_the_cache_folder_is_not_followed(remote, index, tmp_path: Pat
     (remote.cache_folder / "linked").symlink_to(mine.parent.parent)
     (remote.cache_folder / "linked.lock").touch()
     shards = remote(index.files[0].num_bytes + 100)
-    shards.prefetch([0, 1])
-    shards.wait()
+    remote.fetch(shards, 0, 1)
     assert mine.exists()
     with pytest.raises(DataError, match=r"data.source.cache: .*linked is a link"):
         shards.cache.acquire("linked")
