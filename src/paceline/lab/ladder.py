@@ -16,9 +16,10 @@ from paceline.lab.ab_test import (
     PairedRuns,
     collect_results,
     collect_throughputs,
+    decide_by_speed,
     format_failure,
+    format_paired_speedup,
     format_parity_caveat,
-    format_speedup,
     is_disqualifying,
     run_pair,
     run_pairs,
@@ -333,7 +334,7 @@ def _evaluate_pairs(rung: Rung, pairs: PairedRuns, batch_size: int, warmup_steps
 
 
 def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: str) -> tuple[bool, str]:
-    measured = f"{format_speedup(ratio)} in {count(ratio.n, 'pair')}"
+    measured = format_paired_speedup(ratio)
     if parity is not None and is_disqualifying(parity):
         return False, f"trains differently: {parity.why} ({measured})"
     unproved = format_parity_caveat(parity) if rung.parity == "same" else ""
@@ -342,14 +343,7 @@ def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, st
         advice = "run it again on an idle machine"
         kept_note = ", and kept at any speed" if rung.keep == "always" else ""
         return rung.keep == "always", f"unknown{kept_note}: {starved} ({advice}; {measured})"
-    if ratio.is_above(1):
-        return True, f"faster: {measured}{unproved}"
-    what = "slower" if ratio.is_below(1) else "no measurable gain"
-    if ratio.n == 1:  # which has no interval
-        what = "one pair proves nothing"
-    if rung.keep == "always":
-        return True, f"{what}, and kept at any speed: {measured}{unproved}"
-    return False, f"{what}: {measured}" + (" (ask for --repeats 3)" if ratio.n == 1 else "")
+    return decide_by_speed(ratio, unproved, at_any_speed=rung.keep == "always")
 
 
 def _summarize_runs(results: Sequence[RunResult], batch_size: int) -> dict[str, Any]:
