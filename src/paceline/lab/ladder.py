@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.results import ParityResult, RungResult
-from paceline.core.results import RunResult, epoch_seconds, starved_note
+from paceline.core.results import RunResult, epoch_seconds, stage_seconds, starved_note, throughput_spread
 from paceline.core.run_dir import RunDir
 from paceline.core.statistics import Interval, mean_interval, product_interval
 from paceline.core.units import count, per_second, share
@@ -354,7 +354,7 @@ def _summarize_runs(results: Sequence[RunResult], batch_size: int) -> dict[str, 
     compiling = [result.account.compile_s for result in results if result.account is not None]
     return {
         "images_per_s": images_per_s,
-        "spread": (min(speeds), max(speeds)) if len(speeds) > 1 else results[0].throughput.spread,
+        "spread": throughput_spread(results),
         "stages": _mean_stages(results),
         "step_s": fmean(batch_size / rate for rate in speeds),
         "epoch_s": epoch_seconds(results, images_per_s),
@@ -369,13 +369,9 @@ def _summarize_runs(results: Sequence[RunResult], batch_size: int) -> dict[str, 
 
 def _mean_stages(results: Sequence[RunResult]) -> dict[str, float]:
     """Return the device seconds per step of each stage: means over runs that measured steps."""
-    counted = [(result.stages, result.account.counted_steps) for result in results if result.account is not None]
-    counted = [(stages, num_steps) for stages, num_steps in counted if num_steps]
-    names = dict.fromkeys(name for stages, _ in counted for name in stages)
-    return {
-        name: fmean(stages[name].device_s / num_steps if name in stages else 0.0 for stages, num_steps in counted)
-        for name in names
-    }
+    counted = [result for result in results if result.account is not None and result.account.counted_steps]
+    names = dict.fromkeys(name for result in counted for name in result.stages)
+    return {name: fmean(stage_seconds(result, name) for result in counted) for name in names}
 
 
 def _format_outcome(outcome: TrialOutcome, repeats: int) -> str:
