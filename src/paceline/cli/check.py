@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.cli.args import count_ranks, split_recipe_args
 from paceline.cli.doctor import FAILED_CODE, DoctorSection, find_run, finding_rows
-from paceline.cli.experiment import STOP_SIGNALS, refuse_launcher
+from paceline.cli.experiment import refuse_launcher
 from paceline.cli.options import CheckOptions
 from paceline.cli.progress_output import DataProgress
 from paceline.cli.ranks import refuse_too_many
@@ -160,7 +160,7 @@ def _check_run(recipe: Recipe, ranks: int, options: CheckOptions) -> tuple[Docto
     from paceline.lab.runner import interrupt_on_signals
 
     folder = options.run_dir.expanduser() if options.run_dir else Path("runs")
-    with interrupt_on_signals(*STOP_SIGNALS):
+    with interrupt_on_signals():
         found = measure_run(recipe, ranks, folder, options.seconds, oversubscribe=options.oversubscribe)
     values: dict[str, Any] = {"disk_bytes": found.disk_bytes, "free_bytes": found.free_bytes}
     if found.result is not None:

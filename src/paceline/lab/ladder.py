@@ -245,7 +245,6 @@ class LadderRunner:
             Trial(
                 f"{number:02} {name}",
                 each.patch,
-                explains=rung.explains,
                 ranks=each.ranks,
                 is_cold=each.is_cold,
                 first_seed=self.recipe.seed,

@@ -18,7 +18,7 @@ from paceline.core.watch_result import WatchResult
 from paceline.core.why_result import RerunResult, RerunRow
 from paceline.lab.patches import build_measurement_patch, expand_equivalent_paths
 from paceline.lab.repeat import alternate_order
-from paceline.lab.runner import TrialRunner
+from paceline.lab.runner import RUN_TIMEOUT_S, TrialRunner
 from paceline.lab.script_settings import find_arguments
 from paceline.lab.trial import Trial, apply_patch, write_recipe
 from paceline.recipe.load import Patch, iter_settings
@@ -28,7 +28,6 @@ from paceline.watch.setup import group_arguments, is_recorded, is_whole
 
 MAX_CHANGES: Final = 5
 """Differences that are put back one by one; the likeliest causes."""
-_TIMEOUT_S: Final = 1800.0
 _ENV: Final = "env."
 _ARGUMENT: Final = "argv."
 Change = tuple[str, ...]
@@ -113,7 +112,7 @@ class ScriptRuns:
             self.environ, self.first, self.second, [each.removeprefix(_ENV) for each in names if each.startswith(_ENV)]
         )
         folder = self.folder / str(next(self._number))
-        run = run_measured(command, environ, folder, warmup=self.warmup, steps=self.steps, timeout_s=_TIMEOUT_S)
+        run = run_measured(command, environ, folder, warmup=self.warmup, steps=self.steps, timeout_s=RUN_TIMEOUT_S)
         if run.failure:
             raise NotMeasuredError(f"the command {run.failure.splitlines()[0]}")
         samples = (run.result.samples_per_s or 0.0) * run.result.step_s
@@ -259,7 +258,7 @@ def build_recipe_runs(first: Recipe, second: Recipe, folder: Path, *, ranks: int
         file,
         ranks,
         get_folder=lambda trial, repeat: folder / f"run-{repeat}",
-        timeout_s=_TIMEOUT_S,
+        timeout_s=RUN_TIMEOUT_S,
         oversubscribe=True,
     )
     return RecipeRuns(second, runner, count(1))
