@@ -6,7 +6,8 @@ and environment variables of its command.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -91,7 +92,8 @@ def measure_changes(
 class ScriptRuns:
     """Runs of the command of a watched script, with arguments and variables of another one put back.
 
-    `environ` are the variables of this process. Times are per sample if `per_sample`, else per step.
+    They write to `folder`. `environ` are the variables of this process. Times are per sample if `per_sample`, else per
+    step.
     """
 
     first: WatchResult
@@ -101,7 +103,7 @@ class ScriptRuns:
     steps: int
     warmup: int
     per_sample: bool
-    _number: "count[int]"
+    _number: "count[int]" = field(default_factory=partial(count, 1), init=False, repr=False)
 
     def measure(self, changes: Sequence[Change]) -> float:
         """Run the first command with `changes`, and return its seconds per unit. Raise `NotMeasuredError`."""
@@ -148,20 +150,6 @@ def find_masked_argument(command: Sequence[str]) -> str | None:
 
 def _is_masked(argument: Sequence[str]) -> bool:
     return any(MASK in each for each in argument)
-
-
-def build_script_runs(
-    first: WatchResult,
-    second: WatchResult,
-    environ: Mapping[str, str],
-    folder: Path,
-    *,
-    steps: int,
-    warmup: int,
-    per_sample: bool,
-) -> ScriptRuns:
-    """Return the runs of a watched command, which write to `folder`."""
-    return ScriptRuns(first, second, environ, folder, steps, warmup, per_sample, count(1))
 
 
 def _word(name: str) -> str:
@@ -219,7 +207,7 @@ class RecipeRuns:
 
     second: Recipe
     runner: TrialRunner
-    _number: "count[int]"
+    _number: "count[int]" = field(default_factory=partial(count, 1), init=False, repr=False)
 
     def measure(self, changes: Sequence[Change]) -> float:
         """Run the first recipe with `changes`, and return its seconds per image. Raise `NotMeasuredError`."""
@@ -261,7 +249,7 @@ def build_recipe_runs(first: Recipe, second: Recipe, folder: Path, *, ranks: int
         timeout_s=RUN_TIMEOUT_S,
         oversubscribe=True,
     )
-    return RecipeRuns(second, runner, count(1))
+    return RecipeRuns(second, runner)
 
 
 def _settings(recipe: Recipe) -> dict[str, object]:
