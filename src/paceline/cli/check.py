@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from paceline.cli.args import count_ranks, split_recipe_args
-from paceline.cli.doctor import FAILED_CODE, DoctorSection, finding_rows
-from paceline.cli.experiment import STOP_SIGNALS, refuse_launcher
+from paceline.cli.doctor import FAILED_CODE, DoctorSection, find_run, finding_rows
+from paceline.cli.experiment import refuse_launcher
 from paceline.cli.options import CheckOptions
 from paceline.cli.progress_output import DataProgress
 from paceline.cli.ranks import refuse_too_many
@@ -18,7 +18,7 @@ from paceline.cli.start_line import announce, describe_hardware
 from paceline.cli.tables import print_rows
 from paceline.core.errors import DataError, PacelineError
 from paceline.core.host import usable_cores
-from paceline.core.run_dir import RunDir, is_run
+from paceline.core.run_dir import RunDir
 from paceline.core.units import count, seconds
 from paceline.data.files import printable
 from paceline.lab.doctor.check import DoctorFinding, failure_by, find_worst_state, ok
@@ -46,7 +46,7 @@ def check(options: CheckOptions) -> int:
     recipe = resolve_batch(loaded.recipe, ranks)
     then = f"; it then trains for {options.seconds:g} s" if options.seconds else ""
     announce(f"checking {loaded.name} for {count(ranks, 'rank')}, {describe_hardware(recipe.parallel.device)}{then}")
-    run = _find_run(options)
+    run = RunDir.existing(options.run) if options.run is not None else find_run(options.args)
     sections, findings = [], list[DoctorFinding]()
     for section, found in _check_all(recipe, ranks, run, options):
         sections.append(section)
@@ -60,14 +60,6 @@ def check(options: CheckOptions) -> int:
     else:
         print(_summarize(findings))
     return FAILED_CODE if state == "error" else 0
-
-
-def _find_run(options: CheckOptions) -> RunDir | None:
-    """Return the run whose model looks at the labels: `--run`, or the run that is given in place of a recipe."""
-    if options.run is not None:
-        return RunDir.existing(options.run)
-    first = Path(options.args[0]).expanduser() if options.args and "=" not in options.args[0] else None
-    return RunDir(first) if first and is_run(first) else None
 
 
 def _summarize(findings: Sequence[DoctorFinding]) -> str:
@@ -168,7 +160,7 @@ def _check_run(recipe: Recipe, ranks: int, options: CheckOptions) -> tuple[Docto
     from paceline.lab.runner import interrupt_on_signals
 
     folder = options.run_dir.expanduser() if options.run_dir else Path("runs")
-    with interrupt_on_signals(*STOP_SIGNALS):
+    with interrupt_on_signals():
         found = measure_run(recipe, ranks, folder, options.seconds, oversubscribe=options.oversubscribe)
     values: dict[str, Any] = {"disk_bytes": found.disk_bytes, "free_bytes": found.free_bytes}
     if found.result is not None:

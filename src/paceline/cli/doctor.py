@@ -77,7 +77,7 @@ class DoctorSection:
 def doctor(options: DoctorOptions) -> int:
     """Run `paceline doctor`, and return the exit code."""
     args, mtbf_s = options.args, _parse_mtbf(options.mtbf) if options.mtbf else None
-    run = _find_run(args)
+    run = find_run(args)
     loaded = load(*split_recipe_args(args)) if args or mtbf_s is not None else None
     if loaded:
         require_consent(loaded, trust_code=options.trust_code)
@@ -172,7 +172,8 @@ def _parse_mtbf(text: str) -> float:
     return duration.seconds
 
 
-def _find_run(args: list[str]) -> RunDir | None:
+def find_run(args: list[str]) -> RunDir | None:
+    """Return the run that `[RECIPE] [KEY=VALUE ...]` names in place of a recipe, or None."""
     folder = Path(args[0]).expanduser() if args and "=" not in args[0] else None
     return RunDir(folder) if folder and is_run(folder) else None
 

@@ -4,13 +4,12 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from paceline.cli.args import count_ranks
 from paceline.cli.options import (
@@ -35,7 +34,7 @@ from paceline.core.units import per_second
 from paceline.data.files import printable
 from paceline.lab.patches import TINY_LR_SHARE, build_measurement_patch
 from paceline.lab.repeat import ArrayTask
-from paceline.lab.runner import ReusePolicy, TrialError, TrialRunner, interrupt_on_signals
+from paceline.lab.runner import RUN_TIMEOUT_S, ReusePolicy, TrialError, TrialRunner, interrupt_on_signals
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_run_name, write_recipe
 from paceline.models.weights_recipe import with_weights_defaults
 from paceline.parallel.environ import world_from_environ
@@ -48,10 +47,6 @@ RowT = TypeVar("RowT", RungResult, ScalePoint)
 ExperimentOptions = (
     LadderOptions | ScaleOptions | BatchStudyOptions | TuneOptions | ProfileOptions | LrFindOptions | CvOptions
 )
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
-_RUN_TIMEOUT_S: Final = 1800.0
-"""Time limit of a short run, in seconds: settings that hang or compile for longer are not fast."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ class ShortRuns:
             ),
             before_run=before,
             reuse_policy=ReusePolicy(folder.replaced, session.print_line, is_timed=is_timed),
-            timeout_s=_RUN_TIMEOUT_S if is_timed else None,
+            timeout_s=RUN_TIMEOUT_S if is_timed else None,
             needs_speed=is_timed,
             oversubscribe=self.oversubscribe,
         )
@@ -246,7 +241,7 @@ def run_task(
 @contextlib.contextmanager
 def _session(folder: ExperimentDir, options: ExperimentOptions, total: int | None = None) -> Iterator[Session]:
     out = progress_console(as_json=options.as_json)
-    with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, total) as (on_start, print_line):
+    with interrupt_on_signals(), progress_output(out, total) as (on_start, print_line):
         yield Session(folder, on_start, print_line)
 
 

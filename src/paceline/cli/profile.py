@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from paceline import __version__
 from paceline.cli.args import refuse_length, split_recipe_args
 from paceline.cli.experiment import (
-    STOP_SIGNALS,
     Session,
     ShortRuns,
     describe_outcome,
@@ -196,7 +195,7 @@ def _run_trials(request: _ProfileRequest, rundir: RunDir, *, as_json: bool) -> i
     outcomes: list[TrialOutcome] = []
     num_runs = sum(trial.repeats for trial in request.trials)
     try:
-        with interrupt_on_signals(*STOP_SIGNALS), progress_output(out, num_runs) as (on_start, print_line):
+        with interrupt_on_signals(), progress_output(out, num_runs) as (on_start, print_line):
             print_line(f"{count(num_runs, 'run')} of {count(runs.total_steps, 'step')}")
             runner = TrialRunner(
                 runs.recipe,

@@ -8,7 +8,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from paceline.cli.experiment import Session, refuse_launcher, run_experiment, with_steps_time
 from paceline.cli.options import LadderOptions
@@ -18,15 +17,13 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.results import LadderResult, ScriptChanges
 from paceline.core.host import usable_cores
 from paceline.core.units import count
+from paceline.lab.runner import RUN_TIMEOUT_S
 from paceline.lab.script_ladder import ScriptHost, ScriptLadderRunner, ScriptOutcome, count_base_runs
 from paceline.lab.script_ladder_file import ScriptLadder, describe_rung, load_script_ladder
 from paceline.lab.script_settings import ScriptSettings
 from paceline.parallel.environ import count_gpus
 from paceline.watch.launch import find_program
 from paceline.watch.measured_run import MeasuredRun, read_measured, run_measured
-
-_TIMEOUT_S: Final = 1800.0
-"""Time limit of a run, in seconds: settings that hang or compile for longer are not fast."""
 
 
 def script_ladder(options: LadderOptions, name: str) -> int:
@@ -73,7 +70,7 @@ def script_ladder(options: LadderOptions, name: str) -> int:
                     folder,
                     warmup=ladder.warmup_steps,
                     steps=ladder.steps,
-                    timeout_s=_TIMEOUT_S,
+                    timeout_s=RUN_TIMEOUT_S,
                     patches=settings.patches,
                 )
             except OSError as error:

@@ -52,8 +52,11 @@ def _rerun(a: Side, b: Side, result: WhyResult, options: WhyOptions) -> RerunRes
     # Others are left as they are: they take no time, or name a folder in which the second run has its files.
     timed = [each for each in find_differences(a, b) if find_effect(each.name).speed >= MIN_SCORE]
     names = [each.name for each in sorted(timed, key=lambda each: -find_score(each, result.causes))]
-    build = _plan_script_runs if a.kind == "watched script" else _plan_recipe_runs
-    changes, build_runs = build(a, b, names, options, per_sample=result.speed.unit == "sample")
+    changes, build_runs = (
+        _plan_script_runs(a, b, names, options, per_sample=result.speed.unit == "sample")
+        if a.kind == "watched script"
+        else _plan_recipe_runs(a, b, names, options)
+    )
     if not changes:
         raise RecipeError(
             "--rerun: no argument, environment variable or recipe field differs that could be put back (leave it out)"
@@ -77,7 +80,7 @@ def _rerun(a: Side, b: Side, result: WhyResult, options: WhyOptions) -> RerunRes
 def _plan_script_runs(
     a: Side, b: Side, names: list[str], options: WhyOptions, *, per_sample: bool
 ) -> "tuple[list[Change], Callable[[Path], ScriptRuns]]":
-    from paceline.lab.why_rerun import build_script_runs, find_masked_argument, find_script_changes
+    from paceline.lab.why_rerun import ScriptRuns, find_masked_argument, find_script_changes
     from paceline.recipe.consent import TRUST_CODE
 
     first, second = (read_watch_result(each.path) for each in (a, b))
@@ -92,14 +95,14 @@ def _plan_script_runs(
             "the script in an environment variable, and watch it again)"
         )
     build = partial(
-        build_script_runs, first, second, os.environ,
+        ScriptRuns, first, second, os.environ,
         steps=options.steps, warmup=first.warmup_steps, per_sample=per_sample,
     )  # fmt: skip
     return find_script_changes(first, second, names), build
 
 
 def _plan_recipe_runs(
-    a: Side, b: Side, names: list[str], options: WhyOptions, *, per_sample: bool
+    a: Side, b: Side, names: list[str], options: WhyOptions
 ) -> "tuple[list[Change], Callable[[Path], RecipeRuns]]":
     from paceline.lab.why_rerun import build_recipe_runs, find_recipe_changes
     from paceline.recipe.consent import require_consent

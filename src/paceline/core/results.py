@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -760,6 +760,20 @@ def epoch_seconds(results: Iterable[RunResult], images_per_s: Interval | None) -
     """Return the seconds of an epoch at a speed, for `results` of one setting; None if unknown."""
     images = next((found for result in results if (found := result.epoch_images) is not None), None)
     return None if images is None or images_per_s is None else images / images_per_s.value
+
+
+def stage_seconds(result: RunResult, stage: str) -> float:
+    """Return the device seconds of a stage per measured step on rank 0; 0 if no step was measured."""
+    steps = result.account.counted_steps if result.account is not None else 0
+    return result.stages[stage].device_s / steps if steps and stage in result.stages else 0.0
+
+
+def throughput_spread(results: Sequence[RunResult]) -> tuple[float, float]:
+    """Return the lowest and highest images/s of at least one run; the spread of a single run is that of its windows."""
+    if len(results) == 1:
+        return results[0].throughput.spread
+    rates = [result.throughput.images_per_s for result in results]
+    return min(rates), max(rates)
 
 
 def starved_note(results: Iterable[RunResult]) -> str:

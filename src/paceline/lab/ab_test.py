@@ -49,6 +49,24 @@ def format_speedup(ratio: Interval, digits: int = 2, word: str = "x") -> str:
     return f"{ratio.value:.{digits}f}{word}{bounds}"
 
 
+def format_paired_speedup(ratio: Interval) -> str:
+    """Return a speedup with its number of pairs, such as `1.62x (1.32 to 2.00) in 3 pairs`."""
+    return f"{format_speedup(ratio)} in {count(ratio.n, 'pair')}"
+
+
+def decide_by_speed(ratio: Interval, caveat: str, *, at_any_speed: bool) -> tuple[bool, str]:
+    """Return whether a rung of a ladder is kept, and why; `caveat` follows the reason of a rung that is kept."""
+    measured = format_paired_speedup(ratio)
+    if ratio.is_above(1):
+        return True, f"faster: {measured}{caveat}"
+    what = "slower" if ratio.is_below(1) else "no measurable gain"
+    if ratio.n == 1:  # which has no interval
+        what = "one pair proves nothing"
+    if at_any_speed:
+        return True, f"{what}, and kept at any speed: {measured}{caveat}"
+    return False, f"{what}: {measured}" + (" (ask for --repeats 3)" if ratio.n == 1 else "")
+
+
 def read_mean_losses(candidate: RunDir, baseline: RunDir, after: int) -> tuple[float, float] | None:
     """Return the mean training losses of two runs over the same steps, all after step `after`; None if unknown."""
     # A record is the mean since the previous one, and the two runs may log at different steps, so compare between the

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.results import ParityResult, RungResult
-from paceline.core.results import RunResult, epoch_seconds, starved_note
+from paceline.core.results import RunResult, epoch_seconds, stage_seconds, starved_note, throughput_spread
 from paceline.core.run_dir import RunDir
 from paceline.core.statistics import Interval, mean_interval, product_interval
 from paceline.core.units import count, per_second, share
@@ -16,9 +16,10 @@ from paceline.lab.ab_test import (
     PairedRuns,
     collect_results,
     collect_throughputs,
+    decide_by_speed,
     format_failure,
+    format_paired_speedup,
     format_parity_caveat,
-    format_speedup,
     is_disqualifying,
     run_pair,
     run_pairs,
@@ -244,7 +245,6 @@ class LadderRunner:
             Trial(
                 f"{number:02} {name}",
                 each.patch,
-                explains=rung.explains,
                 ranks=each.ranks,
                 is_cold=each.is_cold,
                 first_seed=self.recipe.seed,
@@ -333,7 +333,7 @@ def _evaluate_pairs(rung: Rung, pairs: PairedRuns, batch_size: int, warmup_steps
 
 
 def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, starved: str) -> tuple[bool, str]:
-    measured = f"{format_speedup(ratio)} in {count(ratio.n, 'pair')}"
+    measured = format_paired_speedup(ratio)
     if parity is not None and is_disqualifying(parity):
         return False, f"trains differently: {parity.why} ({measured})"
     unproved = format_parity_caveat(parity) if rung.parity == "same" else ""
@@ -342,14 +342,7 @@ def _decide_if_kept(rung: Rung, ratio: Interval, parity: ParityResult | None, st
         advice = "run it again on an idle machine"
         kept_note = ", and kept at any speed" if rung.keep == "always" else ""
         return rung.keep == "always", f"unknown{kept_note}: {starved} ({advice}; {measured})"
-    if ratio.is_above(1):
-        return True, f"faster: {measured}{unproved}"
-    what = "slower" if ratio.is_below(1) else "no measurable gain"
-    if ratio.n == 1:  # which has no interval
-        what = "one pair proves nothing"
-    if rung.keep == "always":
-        return True, f"{what}, and kept at any speed: {measured}{unproved}"
-    return False, f"{what}: {measured}" + (" (ask for --repeats 3)" if ratio.n == 1 else "")
+    return decide_by_speed(ratio, unproved, at_any_speed=rung.keep == "always")
 
 
 def _summarize_runs(results: Sequence[RunResult], batch_size: int) -> dict[str, Any]:
@@ -360,7 +353,7 @@ def _summarize_runs(results: Sequence[RunResult], batch_size: int) -> dict[str, 
     compiling = [result.account.compile_s for result in results if result.account is not None]
     return {
         "images_per_s": images_per_s,
-        "spread": (min(speeds), max(speeds)) if len(speeds) > 1 else results[0].throughput.spread,
+        "spread": throughput_spread(results),
         "stages": _mean_stages(results),
         "step_s": fmean(batch_size / rate for rate in speeds),
         "epoch_s": epoch_seconds(results, images_per_s),
@@ -375,13 +368,9 @@ def _summarize_runs(results: Sequence[RunResult], batch_size: int) -> dict[str, 
 
 def _mean_stages(results: Sequence[RunResult]) -> dict[str, float]:
     """Return the device seconds per step of each stage: means over runs that measured steps."""
-    counted = [(result.stages, result.account.counted_steps) for result in results if result.account is not None]
-    counted = [(stages, num_steps) for stages, num_steps in counted if num_steps]
-    names = dict.fromkeys(name for stages, _ in counted for name in stages)
-    return {
-        name: fmean(stages[name].device_s / num_steps if name in stages else 0.0 for stages, num_steps in counted)
-        for name in names
-    }
+    counted = [result for result in results if result.account is not None and result.account.counted_steps]
+    names = dict.fromkeys(name for result in counted for name in result.stages)
+    return {name: fmean(stage_seconds(result, name) for result in counted) for name in names}
 
 
 def _format_outcome(outcome: TrialOutcome, repeats: int) -> str:

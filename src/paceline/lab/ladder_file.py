@@ -5,13 +5,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.stages import STAGES
 from paceline.lab.patches import flatten_patch
 from paceline.recipe.consent import require_consent_to_settings
-from paceline.recipe.errors import explain
+from paceline.recipe.errors import validate_document
 from paceline.recipe.load import Patch
 from paceline.recipe.schema.base import Section
 from paceline.recipe.yaml import read_yaml_file, to_yaml_text
@@ -138,14 +138,7 @@ def load_ladder(name: str) -> Ladder:
 
 def read_ladder_file(path: Path, model: type[FileT]) -> tuple[FileT, str]:
     """Return the content of a file, and its summary. Raise `RecipeError` as `file:line: field: message`."""
-    document = read_yaml_file(path)
-    try:
-        read = model.model_validate(document.values)
-    except ValidationError as error:
-        field, message = explain(error, document.values, model)
-        place = f"{path}:{document.find_line(field)}" + (f": {field}" if field else "")
-        raise RecipeError(f"{place}: {message}") from None
-    return read, _read_summary(path)
+    return validate_document(read_yaml_file(path), path, model), _read_summary(path)
 
 
 def dump_ladder(ladder: Ladder) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from paceline.core.json_file import read_json
-from paceline.core.results import CPU_STARVED, CommunicationResult, RunResult, starved_note
+from paceline.core.results import CPU_STARVED, CommunicationResult, RunResult, starved_note, throughput_spread
 from paceline.core.run_dir import RunDir
 from paceline.lab.probes import BASE, BUCKETS, TRACE, SkippedProbe
 from paceline.lab.repeat import collect_runs
@@ -129,8 +129,7 @@ class ThroughputSummary:
     def from_results(cls, results: Sequence[RunResult]) -> "ThroughputSummary":
         """Return the summary of at least one run."""
         rates = [result.throughput.images_per_s for result in results]
-        spread = results[0].throughput.spread if len(results) == 1 else (min(rates), max(rates))
-        return cls(median(rates), spread, len(rates))
+        return cls(median(rates), throughput_spread(results), len(rates))
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,13 @@ from paceline.recipe.schema import Recipe
 
 _VERSION_KEYS: Final = ("torch", "torchvision", "numpy", "python")
 _GPU_VERSION_KEYS: Final = ("cuda", "nccl", "driver")
+RUN_TIMEOUT_S: Final = 1800.0
+"""Time limit of a short run, in seconds: settings that hang or compile for longer are not fast."""
 _QUERY_TIMEOUT_S: Final = 600.0
 """Time limit for a process that describes its machine; it imports torch, on a cluster from a slow disk."""
 _EXIT_FAILED: Final = 1
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that interrupt an experiment like Ctrl-C; Slurm sends SIGUSR1 before the time limit."""
 
 
 @dataclass(frozen=True)
@@ -294,13 +298,13 @@ class TrialRunner:
 
 
 @contextlib.contextmanager
-def interrupt_on_signals(*numbers: signal.Signals) -> Iterator[None]:
-    """Make these signals interrupt like Ctrl-C within a `with` block, so that child processes are terminated."""
+def interrupt_on_signals() -> Iterator[None]:
+    """Make signals to stop interrupt like Ctrl-C within a `with` block, so that child processes are terminated."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    previous = {number: signal.signal(number, interrupt) for number in _STOP_SIGNALS}
     try:
         yield
     finally:

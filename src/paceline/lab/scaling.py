@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.results import BatchPoint, ScalePoint
-from paceline.core.results import CPU_STARVED, RunResult, epoch_seconds, starved_note
+from paceline.core.results import CPU_STARVED, RunResult, epoch_seconds, starved_note, throughput_spread
 from paceline.core.run_dir import read_lines
 from paceline.core.statistics import Interval, TargetCriterion, mean_interval, ratio_interval
 from paceline.core.units import Duration, count, number
@@ -150,7 +150,7 @@ def _summarize_runs(results: Sequence[RunResult], point: PlannedPoint) -> dict[s
     stragglers = [result.straggler.share for result in timed if result.straggler is not None]
     return fields | {
         "images_per_s": mean_interval(rates),
-        "spread": timed[0].throughput.spread if len(timed) == 1 else (min(rates), max(rates)),
+        "spread": throughput_spread(timed),
         "step_s": median(point.batch_size / rate for rate in rates),
         "epoch_s": epoch_seconds(timed, mean_interval(rates)),
         "exposed_s": median(each.exposed_s for each in waits) if waits else None,

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 from paceline.core.errors import PacelineError
 from paceline.core.experiments.results import ParityResult, RungResult
 from paceline.core.statistics import Interval, mean_interval, product_interval, ratio_interval
-from paceline.core.units import count, milliseconds
-from paceline.lab.ab_test import assess_parity, format_speedup, is_disqualifying
+from paceline.core.units import milliseconds
+from paceline.lab.ab_test import assess_parity, decide_by_speed, format_paired_speedup, is_disqualifying
 from paceline.lab.repeat import alternate_order
 from paceline.lab.script_ladder_file import BASE, ScriptRung, describe_rung
 from paceline.lab.script_settings import ScriptSettings
@@ -188,7 +188,7 @@ class ScriptLadderRunner:
         self, rung: ScriptRung, ratio: Interval, pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]
     ) -> tuple[bool, str, ParityResult | None]:
         """Return whether a rung is kept, why, and whether it trains alike."""
-        measured = f"{format_speedup(ratio)} in {count(ratio.n, 'pair')}"
+        measured = format_paired_speedup(ratio)
         parity, caveat = None, ""
         if self._note:
             caveat = "; losses not compared"
@@ -199,14 +199,7 @@ class ScriptLadderRunner:
             if caveat == _NOT_FINITE:
                 return False, f"trains differently: {caveat} ({measured})", None
             caveat = f"; {caveat}" if caveat else ""
-        if ratio.is_above(1):
-            return True, f"faster: {measured}{caveat}", parity
-        what = "slower" if ratio.is_below(1) else "no measurable gain"
-        if ratio.n == 1:  # which has no interval
-            what = "one pair proves nothing"
-        if rung.keep == "always":
-            return True, f"{what}, and kept at any speed: {measured}{caveat}", parity
-        return False, f"{what}: {measured}" + (" (ask for --repeats 3)" if ratio.n == 1 else ""), parity
+        return *decide_by_speed(ratio, caveat, at_any_speed=rung.keep == "always"), parity
 
 
 def _describe(name: str, explains: str, patch: tuple[str, ...], status: Any, why: str, **fields: Any) -> RungResult:

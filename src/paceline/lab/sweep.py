@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from paceline.core.errors import RecipeError
 from paceline.core.experiments.results import SweepPoint
-from paceline.core.results import CPU_STARVED, RunResult, starved_note
+from paceline.core.results import CPU_STARVED, RunResult, stage_seconds, starved_note, throughput_spread
 from paceline.core.setting_effects import changes_result_only
 from paceline.core.stages import DATA_WAIT
 from paceline.core.statistics import mean_interval
@@ -114,13 +114,12 @@ def _summarize_runs(results: Sequence[RunResult]) -> dict[str, Any]:
     first, rates = results[0], [result.throughput.images_per_s for result in results]
     batch_size, images_per_s = first.images_seen / first.steps, mean_interval(rates)
     names = dict.fromkeys(name for result in results for name in result.stages)
-    stages = {name: median(_get_stage_s(result, name) for result in results) for name in names}
-    starved, windows = starved_note(results), first.throughput.n
+    stages = {name: median(stage_seconds(result, name) for result in results) for name in names}
+    starved = starved_note(results)
     return {
         "batch_size": round(batch_size),
         "images_per_s": images_per_s,
-        # The spread of a single run is that of its windows.
-        "spread": (min(rates), max(rates)) if len(rates) > 1 else first.throughput.spread if windows > 1 else None,
+        "spread": throughput_spread(results) if len(results) > 1 or first.throughput.n > 1 else None,
         "step_s": batch_size / images_per_s.value,
         "data_wait_s": stages.get(DATA_WAIT),
         "epoch_s": first.images_seen / first.epochs / images_per_s.value,
@@ -128,9 +127,3 @@ def _summarize_runs(results: Sequence[RunResult]) -> dict[str, Any]:
         "bottleneck": CPU_STARVED if starved else first.verdict.get("bottleneck", ""),
         "starved": starved,
     }
-
-
-def _get_stage_s(result: RunResult, name: str) -> float:
-    if name not in result.stages or result.account is None or not result.account.counted_steps:
-        return 0.0
-    return result.stages[name].device_s / result.account.counted_steps

@@ -6,7 +6,8 @@ and environment variables of its command.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from paceline.core.watch_result import WatchResult
 from paceline.core.why_result import RerunResult, RerunRow
 from paceline.lab.patches import build_measurement_patch, expand_equivalent_paths
 from paceline.lab.repeat import alternate_order
-from paceline.lab.runner import TrialRunner
+from paceline.lab.runner import RUN_TIMEOUT_S, TrialRunner
 from paceline.lab.script_settings import find_arguments
 from paceline.lab.trial import Trial, apply_patch, write_recipe
 from paceline.recipe.load import Patch, iter_settings
@@ -28,7 +29,6 @@ from paceline.watch.setup import group_arguments, is_recorded, is_whole
 
 MAX_CHANGES: Final = 5
 """Differences that are put back one by one; the likeliest causes."""
-_TIMEOUT_S: Final = 1800.0
 _ENV: Final = "env."
 _ARGUMENT: Final = "argv."
 Change = tuple[str, ...]
@@ -92,7 +92,8 @@ def measure_changes(
 class ScriptRuns:
     """Runs of the command of a watched script, with arguments and variables of another one put back.
 
-    `environ` are the variables of this process. Times are per sample if `per_sample`, else per step.
+    They write to `folder`. `environ` are the variables of this process. Times are per sample if `per_sample`, else per
+    step.
     """
 
     first: WatchResult
@@ -102,7 +103,7 @@ class ScriptRuns:
     steps: int
     warmup: int
     per_sample: bool
-    _number: "count[int]"
+    _number: "count[int]" = field(default_factory=partial(count, 1), init=False, repr=False)
 
     def measure(self, changes: Sequence[Change]) -> float:
         """Run the first command with `changes`, and return its seconds per unit. Raise `NotMeasuredError`."""
@@ -113,7 +114,7 @@ class ScriptRuns:
             self.environ, self.first, self.second, [each.removeprefix(_ENV) for each in names if each.startswith(_ENV)]
         )
         folder = self.folder / str(next(self._number))
-        run = run_measured(command, environ, folder, warmup=self.warmup, steps=self.steps, timeout_s=_TIMEOUT_S)
+        run = run_measured(command, environ, folder, warmup=self.warmup, steps=self.steps, timeout_s=RUN_TIMEOUT_S)
         if run.failure:
             raise NotMeasuredError(f"the command {run.failure.splitlines()[0]}")
         samples = (run.result.samples_per_s or 0.0) * run.result.step_s
@@ -149,20 +150,6 @@ def find_masked_argument(command: Sequence[str]) -> str | None:
 
 def _is_masked(argument: Sequence[str]) -> bool:
     return any(MASK in each for each in argument)
-
-
-def build_script_runs(
-    first: WatchResult,
-    second: WatchResult,
-    environ: Mapping[str, str],
-    folder: Path,
-    *,
-    steps: int,
-    warmup: int,
-    per_sample: bool,
-) -> ScriptRuns:
-    """Return the runs of a watched command, which write to `folder`."""
-    return ScriptRuns(first, second, environ, folder, steps, warmup, per_sample, count(1))
 
 
 def _word(name: str) -> str:
@@ -220,7 +207,7 @@ class RecipeRuns:
 
     second: Recipe
     runner: TrialRunner
-    _number: "count[int]"
+    _number: "count[int]" = field(default_factory=partial(count, 1), init=False, repr=False)
 
     def measure(self, changes: Sequence[Change]) -> float:
         """Run the first recipe with `changes`, and return its seconds per image. Raise `NotMeasuredError`."""
@@ -259,10 +246,10 @@ def build_recipe_runs(first: Recipe, second: Recipe, folder: Path, *, ranks: int
         file,
         ranks,
         get_folder=lambda trial, repeat: folder / f"run-{repeat}",
-        timeout_s=_TIMEOUT_S,
+        timeout_s=RUN_TIMEOUT_S,
         oversubscribe=True,
     )
-    return RecipeRuns(second, runner, count(1))
+    return RecipeRuns(second, runner)
 
 
 def _settings(recipe: Recipe) -> dict[str, object]:

@@ -2,17 +2,22 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from paceline.core.errors import suggest_similar
+from paceline.core.errors import RecipeError, suggest_similar
 from paceline.core.units import count
 from paceline.recipe.schema import Recipe
 from paceline.recipe.schema.base import IMPORT_PATH_FORM, default_name
 
+if TYPE_CHECKING:
+    from paceline.recipe.yaml import YamlDocument
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 _TYPE_NAMES = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -26,6 +31,16 @@ _TYPE_NAMES = {
 }
 # Other trainers' names of fields that `suggest_similar` does not find.
 _SYNONYMS = {"learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "num_workers": "workers"}
+
+
+def validate_document(document: "YamlDocument", path: Path, model: type[ModelT]) -> ModelT:
+    """Return the content of the file `path` as `model`. Raise `RecipeError` as `file:line: field: message`."""
+    try:
+        return model.model_validate(document.values)
+    except ValidationError as error:
+        field, message = explain(error, document.values, model)
+        place = f"{path}:{document.find_line(field)}" + (f": {field}" if field else "")
+        raise RecipeError(f"{place}: {message}") from None
 
 
 def explain(error: ValidationError, values: dict[str, Any], model: type[BaseModel] = Recipe) -> tuple[str, str]:

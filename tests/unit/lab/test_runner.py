@@ -220,7 +220,7 @@ def test_ctrl_c_ends_the_process_that_runs_and_starts_no_other(run, code: int, c
 
 def test_a_signal_to_stop_interrupts_as_ctrl_c_does_and_only_meanwhile() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), interrupt_on_signals(signal.SIGTERM):
+    with pytest.raises(KeyboardInterrupt), interrupt_on_signals():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -13,7 +13,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.experiment_dir import ExperimentDir
 from paceline.core.experiments.results import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.files import read_bytes
-from paceline.core.results import BucketResult, CommunicationResult, RunResult
+from paceline.core.results import BucketResult, CommunicationResult, RunResult, stage_seconds
 from paceline.core.run_dir import RunDir
 from paceline.core.stages import DATA_WAIT, EXPOSED
 from paceline.core.units import share
@@ -291,8 +291,7 @@ def _get_stage_per_step_s(result: RunResult, stage: str) -> float:
     """Return the mean over ranks; a result without rows per rank has the stages of rank 0 only."""
     if result.ranks:
         return math.fsum(rank.stages.get(stage, 0.0) for rank in result.ranks) / len(result.ranks)
-    steps = result.account.counted_steps if result.account else 0
-    return result.stages[stage].device_s / steps if steps and stage in result.stages else 0.0
+    return stage_seconds(result, stage)
 
 
 def _read_json_model(path: Path, kind: type[_JsonModel]) -> _JsonModel:

@@ -1,29 +1,15 @@
 """The specification of a GPU to quote for: one of the package's, or the user's own file."""
 
 from pathlib import Path
-from typing import Final, TypeVar
-
-from pydantic import ValidationError
+from typing import Final
 
 from paceline.core.errors import RecipeError, suggest_similar
 from paceline.lab.predict.network import INTRA_NODE_LINKS
 from paceline.measure.gpu import GPUS, NUMBER_FORMATS, Gpu, list_gpu_names
-from paceline.recipe.errors import explain
-from paceline.recipe.schema.base import Section
-from paceline.recipe.yaml import YamlDocument, read_yaml_file
+from paceline.recipe.errors import validate_document
+from paceline.recipe.yaml import read_yaml_file
 
 _SUFFIXES: Final = (".yaml", ".yml")
-T = TypeVar("T", bound=Section)
-
-
-def read_checked(path: Path, model: type[T]) -> tuple[T, YamlDocument]:
-    """Read a YAML file as `model`. Raise `RecipeError` with the line of a wrong value."""
-    document = read_yaml_file(path)
-    try:
-        return model.model_validate(document.values), document
-    except ValidationError as error:
-        field, message = explain(error, document.values, model)
-        raise RecipeError(f"{path}:{document.find_line(field)}: {field}: {message}") from None
 
 
 def read_gpu(name: str) -> Gpu:
@@ -35,7 +21,8 @@ def read_gpu(name: str) -> Gpu:
         raise RecipeError(f"--gpu: {name!r} is unknown{fix}")
     if not path.is_file():
         raise RecipeError(f"--gpu: {path}: is not a file (copy one of {GPUS})")
-    gpu, document = read_checked(path, Gpu)
+    document = read_yaml_file(path)
+    gpu = validate_document(document, path, Gpu)
     unknown = next((each for each in gpu.tflops if each not in NUMBER_FORMATS), None)
     if unknown is not None:
         line = document.find_line(f"tflops.{unknown}")

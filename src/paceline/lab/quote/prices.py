@@ -6,8 +6,9 @@ from typing import Annotated
 from pydantic import Field
 
 from paceline.core.errors import RecipeError
-from paceline.lab.quote.gpu import read_checked
+from paceline.recipe.errors import validate_document
 from paceline.recipe.schema.base import Section
+from paceline.recipe.yaml import read_yaml_file
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -38,7 +39,8 @@ def read_prices(path: Path) -> Prices:
     """Read a price file; names of GPUs become lower case, except files. Raise `RecipeError` if it is invalid."""
     if not path.is_file():
         raise RecipeError(f"--prices: {path}: is not a file (write one with date, currency and per_gpu_hour)")
-    prices, document = read_checked(path, Prices)
+    document = read_yaml_file(path)
+    prices = validate_document(document, path, Prices)
     on_demand = {_normalize(name): price for name, price in prices.per_gpu_hour.items()}
     for name in prices.spot:
         if _normalize(name) not in on_demand:
