@@ -252,12 +252,6 @@ class RunDir:
             raise RecipeError(f"{path}: is not a run directory (it has no {missing}; see runs/)")
         return run
 
-    def lock(
-        self, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
-    ) -> contextlib.AbstractContextManager[float]:
-        """Return `run_lock` on this folder, with the same arguments. Raise `RecipeError` as it does."""
-        return run_lock(self.path, launcher_pid, started_s=started_s, launch=launch, resume=resume)
-
     def release(self) -> None:
         """Remove a claimed folder that is still empty."""
         with contextlib.suppress(OSError):
