@@ -358,6 +358,31 @@ def lines_of() -> Callable[[Path], list[dict]]:
     return lambda path: [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.fixture(scope="session")
+def cut_after() -> Callable[[Path, int], None]:
+    """Return a function that truncates a finished run to the state of a kill right after a step was saved."""
+
+    def truncate(run: Path, step: int) -> None:
+        (run / "result.json").unlink()
+        newer = [path for path in (run / "checkpoints").glob("step-*") if int(path.name.removeprefix("step-")) > step]
+        assert newer
+        for path in newer:
+            shutil.rmtree(path)
+
+    return truncate
+
+
+@pytest.fixture(scope="session")
+def cut(cut_after: Callable[[Path, int], None]) -> Callable[[Path, Path, int], Path]:
+    """Return a function that copies a finished run, truncates the copy by `cut_after`, and returns it."""
+
+    def copy(whole: Path, part: Path, step: int) -> Path:
+        cut_after(shutil.copytree(whole, part), step)
+        return part
+
+    return copy
+
+
 @pytest.fixture
 def real_data():
     """Return a function from a dataset's name to its folder in `PACELINE_TEST_DATA`, or skip the test."""

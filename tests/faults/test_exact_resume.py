@@ -70,15 +70,6 @@ def result_of(run: Path) -> dict:
     return json.loads((run / "result.json").read_text())
 
 
-def cut_after(run: Path, step: int) -> None:
-    """Truncate `run` to the state of a kill right after the checkpoint of `step` was written."""
-    (run / "result.json").unlink()
-    newer = [path for path in (run / "checkpoints").iterdir() if int(path.name.removeprefix("step-")) > step]
-    assert newer
-    for path in newer:
-        shutil.rmtree(path)
-
-
 def samples(run: Path, worlds: Mapping[int, int], lines_of) -> list[list[tuple[int, int]]]:
     """Return (sample, checksum of its pixels) of each step, ranks in order; `worlds[S]` ranks ran from step S on."""
     found: list[list[tuple[int, int]]] = []
@@ -129,7 +120,7 @@ def test_the_number_of_threads_is_recorded_with_the_run(ranks, tmp_path: Path) -
     ids=str,
 )
 def test_a_run_resumed_five_times_equals_an_uninterrupted_one(
-    ranks, whole, tmp_path: Path, lines_of, state_digest, num_ranks: int, stops: Sequence[int]
+    ranks, whole, tmp_path: Path, cut_after, lines_of, state_digest, num_ranks: int, stops: Sequence[int]
 ) -> None:
     """It stops after the first step, within an epoch, at its end, and twice in the next: once after a resumed part.
 
@@ -186,7 +177,7 @@ def powersgd_run(ranks_in, tmp_path_factory) -> Path:
     ],
 )
 def test_a_resumed_run_has_the_same_weights_with_any_gradient_compression(
-    request, ranks, tmp_path: Path, lines_of, state_digest, sent: str, num_ranks: int, stops: Sequence[int]
+    request, ranks, tmp_path: Path, cut_after, lines_of, state_digest, sent: str, num_ranks: int, stops: Sequence[int]
 ) -> None:
     args = (*(LONG if "powersgd" in sent else SHORT), *(f"parallel.{each}" for each in sent.split()))
     if (sent, num_ranks) == ("compression=powersgd", 3):
@@ -209,10 +200,9 @@ def test_a_resumed_run_has_the_same_weights_with_any_gradient_compression(
 # matrix: 3
 @pytest.mark.parametrize("piece", ["held back by rank 2", "factors", "steps"])
 def test_every_part_of_the_compression_state_matters(
-    ranks, tmp_path: Path, state_digest, powersgd_run: Path, piece: str
+    ranks, tmp_path: Path, cut, state_digest, powersgd_run: Path, piece: str
 ) -> None:
-    shutil.copytree(powersgd_run, tmp_path / "cut")
-    cut_after(tmp_path / "cut", 13)
+    cut(powersgd_run, tmp_path / "cut", 13)
     checkpoint = tmp_path / "cut" / "checkpoints" / "step-00000013"
     tensors = load_file(checkpoint / "compression.safetensors")
     values = json.loads((checkpoint / "state.json").read_text())
@@ -246,10 +236,9 @@ def test_every_part_of_the_compression_state_matters(
     ],
 )
 def test_residuals_of_other_shapes_are_dropped_with_a_note(
-    ranks, tmp_path: Path, powersgd_run: Path, num_ranks: int, args: Sequence[str], why: str
+    ranks, tmp_path: Path, cut, powersgd_run: Path, num_ranks: int, args: Sequence[str], why: str
 ) -> None:
-    shutil.copytree(powersgd_run, tmp_path / "cut")
-    cut_after(tmp_path / "cut", 13)
+    cut(powersgd_run, tmp_path / "cut", 13)
     args = (*LONG, *args, "parallel.compression=powersgd", "--run-dir", "cut", "--resume")
     assert ranks(*args, ranks=num_ranks).result["steps"] == LONG_STEPS
     notes = json.loads((tmp_path / "cut" / "plan.json").read_text())["notes"]
@@ -258,11 +247,12 @@ def test_residuals_of_other_shapes_are_dropped_with_a_note(
 
 
 # matrix: 5
-def test_ranks_without_synchronisation_resume_from_rank_0_with_a_note(ranks, tmp_path: Path, state_digest) -> None:
+def test_ranks_without_synchronisation_resume_from_rank_0_with_a_note(
+    ranks, tmp_path: Path, cut, state_digest
+) -> None:
     args = (*SHORT, "parallel.sync_gradients=false")
     ranks(*args, "--run-dir", "whole", ranks=2).result  # noqa: B018
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    cut_after(tmp_path / "cut", 3)
+    cut(tmp_path / "whole", tmp_path / "cut", 3)
     ranks(*args, "--run-dir", "cut", "--resume", ranks=2).result  # noqa: B018
     found = [state_digest(tmp_path / name) for name in ("cut", "whole")]
     assert found[0]["model"] == found[1]["model"] and found[0]["optimizer"] == found[1]["optimizer"]
@@ -337,11 +327,12 @@ def update_digests(checkpoint: Path, piece: str) -> None:
 
 # matrix: 3
 @pytest.mark.parametrize("piece", ["nothing", *PIECES])
-def test_every_part_of_the_state_matters(tmp_path: Path, lines_of, state_digest, stateful: Path, piece: str) -> None:
+def test_every_part_of_the_state_matters(
+    tmp_path: Path, cut, lines_of, state_digest, stateful: Path, piece: str
+) -> None:
     """The other tests here compare digests and records; each part missing from a checkpoint changes one of them."""
     first = stateful / "checkpoints" / "step-00000001"
-    shutil.copytree(stateful, tmp_path / "cut")
-    cut_after(tmp_path / "cut", CUT)
+    cut(stateful, tmp_path / "cut", CUT)
     if piece != "nothing":
         reset_piece(piece, tmp_path / "cut" / "checkpoints" / f"step-{CUT:08d}", first)
     train_stateful(tmp_path / "cut", resume=True)
@@ -371,7 +362,9 @@ def persistent() -> TrainingState:
 
 
 # matrix: 4
-def test_the_number_of_workers_may_change_when_resuming(ranks, whole, tmp_path: Path, lines_of, state_digest) -> None:
+def test_the_number_of_workers_may_change_when_resuming(
+    ranks, whole, tmp_path: Path, cut_after, lines_of, state_digest
+) -> None:
     shutil.copytree(whole(1), tmp_path / "cut")
     for step, workers in ((3, 2), (EPOCH + 2, 1)):
         cut_after(tmp_path / "cut", step)
@@ -385,7 +378,7 @@ def test_the_number_of_workers_may_change_when_resuming(ranks, whole, tmp_path: 
 # matrix: 5
 @pytest.mark.parametrize(("worlds", "norm"), [((2, 4, 1), "none"), ((1, 3, 2), "group")], ids=str)
 def test_other_numbers_of_ranks_have_the_same_samples_and_losses(
-    ranks, tmp_path: Path, lines_of, worlds: Sequence[int], norm: str
+    ranks, tmp_path: Path, cut_after, lines_of, worlds: Sequence[int], norm: str
 ) -> None:
     args = (*ARGS, f"model.norm={norm}", "train.ema=off")
     ranks(*args, "--run-dir", "whole", ranks=worlds[0]).result  # noqa: B018
@@ -445,7 +438,7 @@ PHOTOS = (
 
 
 @pytest.fixture(scope="module")
-def of_photos(ranks_in, tmp_path_factory) -> Path:
+def of_photos(ranks_in, tmp_path_factory, cut_after) -> Path:
     """Return a folder with images and a run on them that ended after two of four steps."""
     folder = tmp_path_factory.mktemp("of_photos")
     for name in ("cat", "dog"):

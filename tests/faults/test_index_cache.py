@@ -99,7 +99,7 @@ def samples(run: Path, lines_of, ranks: int = 1) -> list[list[tuple[int, int]]]:
 
 
 def test_a_run_is_the_same_with_the_cache_without_it_resumed_and_from_a_pack(
-    args: tuple[str, ...], images: Path, uncached: Path, ranks, paceline, tmp_path: Path, lines_of
+    args: tuple[str, ...], images: Path, uncached: Path, ranks, paceline, tmp_path: Path, cut, lines_of
 ) -> None:
     cache, off = tmp_path / "cache", result_of(uncached)
     for name in ("new", "again"):
@@ -107,12 +107,7 @@ def test_a_run_is_the_same_with_the_cache_without_it_resumed_and_from_a_pack(
         assert found["weights_sha256"] == off["weights_sha256"] and found["eval"] == off["eval"]
         assert samples(tmp_path / name, lines_of) == samples(uncached, lines_of)
     assert len(list(cache.glob("*/*.index"))) >= 2  # of both splits
-    run = tmp_path / "cut"
-    shutil.copytree(uncached, run)
-    (run / "result.json").unlink()
-    for path in (run / "checkpoints").iterdir():
-        if int(path.name.removeprefix("step-")) > 1:
-            shutil.rmtree(path)
+    run = cut(uncached, tmp_path / "cut", 1)
     # With a cache that the run has not begun with.
     found = ranks(*args, f"data.cache={tmp_path / 'other'}", "--run-dir", run.name, "--resume").result
     assert found["weights_sha256"] == off["weights_sha256"]

@@ -36,18 +36,9 @@ def teacher(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished / "teacher", tmp_path / "teacher")
 
 
-def cut(whole: Path, part: Path, last_step: int) -> None:
-    """Copy a run as it was when it had just saved `last_step`."""
-    shutil.copytree(whole, part)
-    (part / "result.json").unlink()
-    for path in (part / "checkpoints").iterdir():
-        if int(path.name[-2:]) > last_step:
-            shutil.rmtree(path)
-
-
 @pytest.mark.parametrize("options", [SOFT, pytest.param(HARD, marks=pytest.mark.long)], ids=["soft", "hard"])
 def test_two_ranks_learn_what_one_does_and_a_killed_run_resumes_to_the_same_bits(
-    paceline, tmp_path: Path, lines_of, finished: Path, teacher: Path, options
+    paceline, tmp_path: Path, cut, lines_of, finished: Path, teacher: Path, options
 ) -> None:
     plain = json.loads((finished / "plain" / "result.json").read_text())
     for ranks in "12":
@@ -67,7 +58,7 @@ def test_two_ranks_learn_what_one_does_and_a_killed_run_resumes_to_the_same_bits
     assert len(sizes) == 1
 
 
-def test_another_teacher_is_refused_on_resume(paceline, tmp_path: Path, teacher: Path) -> None:
+def test_another_teacher_is_refused_on_resume(paceline, tmp_path: Path, cut, teacher: Path) -> None:
     file = tmp_path / "teacher.safetensors"
     (newest,) = teacher.glob("checkpoints/step-*/model.safetensors")
     shutil.copy(newest, file)

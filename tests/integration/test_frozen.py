@@ -1,6 +1,5 @@
 """Runs with frozen layers train only the others, and a resumed run has the same weights as an uninterrupted one."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,6 @@ ARGS = (
 )
 
 
-def cut(whole: Path, part: Path, last_step: int) -> None:
-    """Copy a run as it was when it had just saved `last_step`."""
-    shutil.copytree(whole, part)
-    (part / "result.json").unlink()
-    for path in (part / "checkpoints").iterdir():
-        if int(path.name[-2:]) > last_step:
-            shutil.rmtree(path)
-
-
 @pytest.mark.parametrize(
     "args",
     [
@@ -32,7 +22,7 @@ def cut(whole: Path, part: Path, last_step: int) -> None:
     ],
     ids=["ddp", "fsdp"],
 )
-def test_a_frozen_backbone_stays_fixed_and_a_resumed_run_has_equal_weights(paceline, tmp_path: Path, args) -> None:
+def test_a_frozen_backbone_stays_fixed_and_a_resumed_run_has_equal_weights(paceline, tmp_path: Path, cut, args) -> None:
     args = (*ARGS, *args, "model.freeze=backbone")
     uninterrupted = paceline(*args, "--run-dir", "whole", "--json").result
     cut(tmp_path / "whole", tmp_path / "cut", 2)
@@ -53,7 +43,7 @@ def test_a_frozen_backbone_stays_fixed_and_a_resumed_run_has_equal_weights(pacel
     ],
     ids=["ddp, before it unfreezes", "fsdp, at the boundary"],
 )
-def test_a_resumed_run_that_unfreezes_has_equal_weights(paceline, tmp_path: Path, args, last_step: int) -> None:
+def test_a_resumed_run_that_unfreezes_has_equal_weights(paceline, tmp_path: Path, cut, args, last_step: int) -> None:
     args = (*ARGS, "train.steps=8", "checkpoint.keep=9", "model.norm=sync_batch", *args)
     args = (*args, "model.freeze=backbone", "model.unfreeze=4st")
     uninterrupted = paceline(*args, "--run-dir", "whole", "--json").result

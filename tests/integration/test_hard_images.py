@@ -1,6 +1,5 @@
 """Hard-example mining draws the same samples on one and two ranks, with any loader, and after a resume."""
 
-import shutil
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -30,23 +29,12 @@ def train(folder: Path, *more: str, resume: bool = False) -> str:
     return result.weights_sha256
 
 
-def cut(run: Path, name: str, step: int) -> Path:
-    """Return a copy of `run` that ends after `step`."""
-    copy = run.with_name(name)
-    shutil.copytree(run, copy)
-    (copy / "result.json").unlink()
-    for path in (copy / "checkpoints").iterdir():
-        if int(path.name[-2:]) > step:
-            shutil.rmtree(path)
-    return copy
-
-
 def test_the_samples_are_the_same_on_two_ranks_with_workers_and_after_a_resume(
-    paceline, tmp_path: Path, lines_of
+    paceline, tmp_path: Path, cut, lines_of
 ) -> None:
     weights_sha256 = train(tmp_path / "whole-1")
     paceline("train", "synthetic", *ARGS, "--ranks", "2", "--run-dir", "whole-2", "--json").result  # noqa: B018
-    resumed = cut(tmp_path / "whole-1", "cut", SAVED)
+    resumed = cut(tmp_path / "whole-1", tmp_path / "cut", SAVED)
     assert train(resumed, "data.loader=processes", "data.workers=2", resume=True) == weights_sha256
 
     samples, weights = {}, {}

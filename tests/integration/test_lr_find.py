@@ -92,15 +92,11 @@ def test_a_range_test_that_becomes_nan_ends_there(paceline) -> None:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param("1", marks=pytest.mark.long), "2"])
-def test_a_diverged_run_ends_alike_if_it_is_resumed(paceline, tmp_path: Path, ranks: str) -> None:
+def test_a_diverged_run_ends_alike_if_it_is_resumed(paceline, tmp_path: Path, cut, ranks: str) -> None:
     args = (*TEST, "checkpoint.every=2st", "checkpoint.keep=9", "--ranks", ranks)
     whole = paceline(*args, "--run-dir", "whole").result
     assert whole["status"] == "diverged" and 4 < whole["steps"] < 14
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    (tmp_path / "cut" / "result.json").unlink()
-    for path in (tmp_path / "cut" / "checkpoints").iterdir():
-        if int(path.name[-2:]) > 4:
-            shutil.rmtree(path)
+    cut(tmp_path / "whole", tmp_path / "cut", 4)
     resumed = paceline(*args, "--run-dir", "cut", "--resume").result
     assert (resumed["status"], resumed["steps"]) == ("diverged", whole["steps"])
     assert resumed["weights_sha256"] == whole["weights_sha256"]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -36,15 +35,6 @@ def evaluations(path: Path) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
-def cut(whole: Path, part: Path, last_step: int) -> None:
-    """Copy a run as it was when it had just saved `last_step`."""
-    shutil.copytree(whole, part)
-    (part / "result.json").unlink()
-    for path in (part / "checkpoints").iterdir():
-        if int(path.name[-2:]) > last_step:
-            shutil.rmtree(path)
-
-
 def test_one_rank_evaluates_what_two_do(paceline, tmp_path: Path) -> None:
     (tmp_path / "own_metric.py").write_text(METRICS)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -62,7 +52,7 @@ def test_one_rank_evaluates_what_two_do(paceline, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", [pytest.param("bce", marks=pytest.mark.long), "{name: focal, activation: sigmoid}"])
-def test_patience_on_two_ranks_resumes_to_the_same_end(paceline, tmp_path: Path, loss: str) -> None:
+def test_patience_on_two_ranks_resumes_to_the_same_end(paceline, tmp_path: Path, cut, loss: str) -> None:
     (tmp_path / "own_metric.py").write_text(METRICS)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     args = (*ARGS, f"train.loss={loss}", "train.metrics=[auroc,f1]", "train.monitor=own_metric:constant")

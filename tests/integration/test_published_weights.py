@@ -109,7 +109,7 @@ def resnet() -> bytes:
 
 
 def test_two_ranks_download_once_then_nothing_is_requested_and_all_ways_have_equal_bits(
-    paceline, tmp_path: Path, resnet: bytes
+    paceline, tmp_path: Path, cut, resnet: bytes
 ) -> None:
     hub = Hub({f"{TAG}/model.safetensors": resnet})
     args = (*ARGS, "model.weights=default", "model.norm=sync_batch", "optim.lr=0.001")
@@ -135,9 +135,7 @@ def test_two_ranks_download_once_then_nothing_is_requested_and_all_ways_have_equ
     one_rank, two_ranks = (tmp_path / name / "checkpoints/step-00000002/model.safetensors" for name in ("one", "two"))
     torch.testing.assert_close(load_file(one_rank), load_file(two_ranks), rtol=1e-4, atol=1e-5)
     shutil.rmtree(tmp_path / "hf")  # neither resuming nor evaluating needs the weights
-    shutil.copytree(tmp_path / "one", tmp_path / "cut")
-    (tmp_path / "cut/result.json").unlink()
-    shutil.rmtree(tmp_path / "cut/checkpoints/step-00000002")
+    cut(tmp_path / "one", tmp_path / "cut", 1)
     resumed = paceline("train", "cut", "--resume", "--json", **environ).result
     assert resumed["weights_sha256"] == one["weights_sha256"]
     assert resumed["provenance"]["started_from"] == one["provenance"]["started_from"]
@@ -148,7 +146,7 @@ def test_two_ranks_download_once_then_nothing_is_requested_and_all_ways_have_equ
 VIT = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
 
-def test_a_transformer_at_another_size_trains_the_same_on_two_ranks_and_resumed(paceline, tmp_path: Path) -> None:
+def test_a_transformer_at_another_size_trains_the_same_on_two_ranks_and_resumed(paceline, tmp_path: Path, cut) -> None:
     hub = Hub({f"{VIT}/model.safetensors": weights_of("vit_tiny_patch16_224")})
     args = (*ARGS, "model.name=timm:vit_tiny_patch16_224", "model.weights=default", "data.image_size=96")
     args = (*args, "optim.lr=0.001", "model.args={proj_drop_rate: 0.0}")
@@ -166,9 +164,7 @@ def test_a_transformer_at_another_size_trains_the_same_on_two_ranks_and_resumed(
     less = paceline(*args, "model.checkpoint_activations=true", "--run-dir", "less", "--json", **environ).result
     assert less["weights_sha256"] == one["weights_sha256"]
     shutil.rmtree(tmp_path / "hf")
-    shutil.copytree(tmp_path / "one", tmp_path / "cut")
-    (tmp_path / "cut/result.json").unlink()
-    shutil.rmtree(tmp_path / "cut/checkpoints/step-00000002")
+    cut(tmp_path / "one", tmp_path / "cut", 1)
     assert paceline("train", "cut", "--resume", "--json", **environ).result["weights_sha256"] == one["weights_sha256"]
     # A run of another size: from 96 pixels to 64.
     small = paceline(*args, "model.weights=one", "data.image_size=64", "train.steps=1", "--json", **environ)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -26,15 +25,6 @@ def kill_after_a_checkpoint(paceline, run: Path, *args: str) -> None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=30)
-
-
-def cut(whole: Path, part: Path, last_step: int) -> None:
-    """Copy a run as it was when it had just saved `last_step`."""
-    shutil.copytree(whole, part)
-    (part / "result.json").unlink()
-    for path in (part / "checkpoints").iterdir():
-        if int(path.name.removeprefix("step-")) > last_step:
-            shutil.rmtree(path)
 
 
 def without_times(rows: list[dict]) -> list[dict]:
@@ -122,7 +112,7 @@ def test_balanced_draws_are_those_of_one_rank_on_two_ranks_and_after_a_kill(pace
     assert len(set(epoch)) > 0.95 * len(epoch)  # and shifted differently each time, in one of 81 ways
 
 
-def test_the_logs_of_a_resumed_run_equal_those_of_an_uninterrupted_one(paceline, tmp_path: Path, lines_of) -> None:
+def test_the_logs_of_a_resumed_run_equal_those_of_an_uninterrupted_one(paceline, tmp_path: Path, cut, lines_of) -> None:
     """The intervals of log, evaluation and checkpoint do not divide one another, so a record spans the interruption."""
     args = (*ARGS, "train.epochs=1", "checkpoint.every=3st", "log.every=4st", "train.eval_every=3st")
     args = (*args, "checkpoint.keep=9", "log.tensorboard=on", "log.report=on", "--ranks", "2")
@@ -155,7 +145,9 @@ def sized(pixels: int) -> tuple[str, str]:
     return f"data.source.image_size={pixels}", f"data.image_size={pixels}"
 
 
-def test_a_vit_fine_tuned_at_160_px_resumes_exactly_on_one_rank_and_two(paceline, tmp_path: Path, lines_of) -> None:
+def test_a_vit_fine_tuned_at_160_px_resumes_exactly_on_one_rank_and_two(
+    paceline, tmp_path: Path, cut, lines_of
+) -> None:
     """Its weights were trained at 96 px, so that the position embeddings are resampled, once and not on resume."""
     trained = paceline(*VIT, *sized(96), "train.steps=2", "--run-dir", "pretrained", "--json").result
     args = (*VIT, *sized(160), "model.weights=pretrained", "train.epochs=1", "log.every=1st", "optim.lr=0.01")

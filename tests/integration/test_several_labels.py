@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -57,15 +56,6 @@ def digit_pairs(tmp_path: Path) -> NDArray[np.int64]:
     return write_pairs(tmp_path, (pixels.reshape(-1, 8, 8) * 15.9).astype(np.uint8), labels)["val"]
 
 
-def cut(whole: Path, part: Path, last_step: int) -> None:
-    """Copy a run as it was when it had just saved `last_step`."""
-    shutil.copytree(whole, part)
-    (part / "result.json").unlink()
-    for path in (part / "checkpoints").iterdir():
-        if int(path.name[-2:]) > last_step:
-            shutil.rmtree(path)
-
-
 def predicted(paceline: Callable, run: str, num_images: int, threshold: float = 1e-9) -> NDArray[np.float64]:
     """Return the saved probabilities [N, 10] of `paceline predict` for all validation images."""
     files = [f"val-{index}.jpg" for index in range(num_images)]
@@ -116,7 +106,7 @@ def test_metrics_are_those_of_scikit_learn_on_one_and_two_ranks(paceline, tmp_pa
 
 
 def test_two_ranks_train_what_one_does_and_a_killed_run_resumes_to_the_same_bits(
-    paceline, tmp_path: Path, lines_of, digit_pairs
+    paceline, tmp_path: Path, cut, lines_of, digit_pairs
 ) -> None:
     results = {}
     for ranks in "12":

@@ -29,7 +29,7 @@ from paceline.core.errors import PacelineError, RecipeError
 from paceline.core.experiments.experiment_dir import Experiment, ExperimentDir, open_experiment
 from paceline.core.experiments.results import RungResult, ScalePoint
 from paceline.core.experiments.task_lock import lock_task
-from paceline.core.run_dir import RunDir
+from paceline.core.run_dir import RunDir, run_lock
 from paceline.core.units import per_second
 from paceline.data.files import printable
 from paceline.lab.patches import TINY_LR_SHARE, build_measurement_patch
@@ -208,7 +208,7 @@ def locked_experiment(
     out = progress_console(as_json=as_json)
     folder = _open_folder(name, request, run_dir, lambda line: print(line, file=out, flush=True))
     # Which of its runs still count is decided per run, by `ReusePolicy`.
-    with RunDir(folder.path).lock(), _print_resume_hint(folder):
+    with run_lock(folder.path), _print_resume_hint(folder):
         yield folder
 
 

@@ -16,7 +16,6 @@ from paceline.cli.notebook import NotebookView, is_notebook, open_view
 from paceline.cli.ranks import COMMAND_VARIABLE, launch_verb
 from paceline.core.errors import CheckpointError, NonFiniteLossError, PacelineError, RecipeError
 from paceline.core.files import write_new
-from paceline.core.json_file import read_json
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.core.units import count
@@ -196,7 +195,7 @@ def _follow_steps(rundir: RunDir, view: NotebookView, has_ended: threading.Event
     while not is_last:
         is_last = has_ended.wait(_FOLLOW_S)
         with contextlib.suppress(OSError, PacelineError, ValueError, KeyError, TypeError):  # it may be written just now
-            total_steps = int(read_json(rundir.path / "plan.json")["total_steps"])
+            total_steps = int(rundir.read_plan()["total_steps"])
             rows = list(read_lines(rundir.steps, lambda number: None))
             for row in rows[num_seen:]:
                 view.step(from_step_row(row), total_steps)

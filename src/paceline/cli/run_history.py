@@ -10,7 +10,6 @@ from typing import Any
 
 from paceline.core.errors import CheckpointError
 from paceline.core.goodput import Mtbf, observed_mtbf
-from paceline.core.json_file import read_json
 from paceline.core.results import FINISHED, CheckpointResult, GoodputResult
 from paceline.core.run_dir import RunDir, read_lines
 from paceline.recipe.schema.recipe import Checkpoint
@@ -45,7 +44,7 @@ class RunHistory:
 
 def read_run_history(rundir: RunDir, section: Checkpoint) -> RunHistory:
     """Return the history of `rundir` with checkpoints as in `section`. Raise `PacelineError` for damaged files."""
-    plan = _read_plan(rundir)
+    plan = rundir.read_plan()
     steps = _step_s(rundir, float(plan.get("batch_size", 0)))
     attempts = read_attempts(rundir.attempts)
     failed = [attempt for attempt in attempts if _has_failed(attempt)]
@@ -78,14 +77,6 @@ def _saved_times(saved: dict[str, Any], rundir: RunDir) -> tuple[TimeSpent, floa
         return spent, float(saved.get("trained_s", 0.0))
     except (AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{rundir.checkpoints}: the newest holds no valid times: {error} (remove it)") from None
-
-
-def _read_plan(rundir: RunDir) -> dict[str, Any]:
-    try:
-        plan = read_json(rundir.path / "plan.json")
-    except (OSError, ValueError):
-        return {}
-    return plan if isinstance(plan, dict) else {}
 
 
 def _step_s(rundir: RunDir, batch_size: float) -> tuple[float, float] | None:

@@ -16,7 +16,6 @@ from paceline.cli.start_time import START_TIME_S
 from paceline.core.console import progress_console
 from paceline.core.errors import CheckpointError, PacelineError, RecipeError, WorldError
 from paceline.core.imports import fast_imports
-from paceline.core.json_file import read_json
 from paceline.core.process import ignore_stop_signals
 from paceline.core.results import RunResult
 from paceline.core.run_dir import RunDir, is_run
@@ -47,7 +46,8 @@ def train(options: TrainOptions) -> int:
     # The default is the run's own number of ranks.
     ranks = options.ranks
     if options.resume and ranks == "auto" and world.launcher == "single":
-        ranks = _previous_ranks((run_dir or Path(name)).expanduser())
+        before = RunDir((run_dir or Path(name)).expanduser())
+        ranks = str(before.read_plan().get("world_size", "auto"))
     num_ranks = ranks_to_start(ranks, world, loaded.recipe.parallel, oversubscribe=options.oversubscribe)
     max_restarts = options.max_restarts
     if max_restarts and world.launcher in ("torchrun", "slurm"):
@@ -98,13 +98,6 @@ def find_run_to_resume(name: str, run_dir: Path | None) -> str:
     if newest is None:
         raise RecipeError(f"--resume: runs/ has no run of {recipe_name} (write paceline train RUN --resume)")
     return str(newest.path)
-
-
-def _previous_ranks(run: Path) -> str:
-    try:
-        return str(read_json(run / "plan.json")["world_size"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "auto"
 
 
 def choose_rundir(name: str, loaded: LoadedRecipe, run_dir: Path | None, world: World, *, resume: bool) -> RunDir:

@@ -252,12 +252,6 @@ class RunDir:
             raise RecipeError(f"{path}: is not a run directory (it has no {missing}; see runs/)")
         return run
 
-    def lock(
-        self, launcher_pid: int = 0, *, started_s: float = 0.0, launch: str = "", resume: bool = False
-    ) -> contextlib.AbstractContextManager[float]:
-        """Return `run_lock` on this folder, with the same arguments. Raise `RecipeError` as it does."""
-        return run_lock(self.path, launcher_pid, started_s=started_s, launch=launch, resume=resume)
-
     def release(self) -> None:
         """Remove a claimed folder that is still empty."""
         with contextlib.suppress(OSError):
@@ -321,12 +315,13 @@ class RunDir:
             if not any(all(each.get(key) == row[key] for key in ("split", "index")) for each in rows):
                 write_atomic(self.bad_images, "".join(json.dumps(each) + "\n" for each in (*rows, row)))
 
-    def total_steps(self) -> int | None:
-        """Return the number of steps in `plan.json`, or None if it cannot be read."""
+    def read_plan(self) -> dict[str, Any]:
+        """Return the values of `plan.json`, or {} if it cannot be read."""
         try:
-            return int(read_json(self.path / "plan.json")["total_steps"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+            plan = read_json(self.path / "plan.json")
+        except (OSError, ValueError):
+            return {}
+        return plan if isinstance(plan, dict) else {}
 
     def write_classes(self, table: ClassTable) -> None:
         """Write `classes.csv`, and `confusion.csv` and `calibration.csv` if the table has them."""

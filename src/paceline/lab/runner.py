@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from paceline.core.errors import PacelineError
 from paceline.core.results import FINISHED, RunResult, starved_note
-from paceline.core.run_dir import RunDir
+from paceline.core.run_dir import RunDir, run_lock
 from paceline.core.units import duration
 from paceline.lab.process import ProcessStarter, extract_error, start_process, terminate_process
 from paceline.lab.trial import Trial, TrialOutcome, apply_patch, build_launch_command, build_train_command
@@ -254,7 +254,7 @@ class TrialRunner:
                 return known
             if rundir.path.exists():
                 # Fails if another process is still writing the run.
-                with rundir.lock():
+                with run_lock(rundir.path):
                     pass  # release it before moving: on NFS an open file keeps its folder
                 if known is not None:
                     policy.archive(known, others)

@@ -34,7 +34,7 @@ from paceline.recipe.schema.train import Train
 from paceline.training.checkpoint import load_model
 from paceline.training.clipping import build_adaptive_clip
 from paceline.training.context import RunContext
-from paceline.training.coordinator import BadImageRegistry, SplitBadImages, StepCoordinator, never_up
+from paceline.training.coordinator import BadImageRegistry, SplitBadImages, StepCoordinator, never_stop
 from paceline.training.distill import Teacher, build_criterion, check_same_teacher, load_teacher
 from paceline.training.ema import build_weight_average
 from paceline.training.first_inputs import MAX_IMAGES, FirstInputs
@@ -409,7 +409,7 @@ def build_patience(section: Train, plan: Plan) -> Patience:
 def build_time_limit(section: Train, goodput: GoodputTracker | None) -> Callable[[], bool]:
     """Return whether the time of `train.max_time` is up, by rank 0's clock; other ranks, without `goodput`, follow."""
     if section.max_time == "off" or goodput is None:
-        return never_up
+        return never_stop
     limit_s = section.max_time.seconds
     return lambda: goodput.running_s() >= limit_s
 

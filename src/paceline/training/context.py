@@ -44,16 +44,10 @@ from paceline.parallel.sync_batch_norm import convert_sync_batch_norm
 from paceline.recipe.plan import Plan, mean_and_std, resolve_batch, worker_timeout_warning
 from paceline.recipe.schema import Recipe
 from paceline.recipe.targets import is_multi_label
-from paceline.training.coordinator import BadImageRegistry, SplitBadImages
+from paceline.training.coordinator import BadImageRegistry, SplitBadImages, never_stop
 from paceline.training.datasets import ReadData, share_statistics
 from paceline.training.ema import WeightAverage
-from paceline.training.evaluator import (
-    EVAL_VIEWS,
-    BatchNormChecker,
-    ModelEvaluator,
-    SplitEvaluator,
-    never_stop,
-)
+from paceline.training.evaluator import EVAL_VIEWS, BatchNormChecker, ModelEvaluator, SplitEvaluator
 from paceline.training.precision import Precision, build_precision, set_numerics
 from paceline.training.scores import NO_METRICS, ExtraMetrics, do_nothing
 

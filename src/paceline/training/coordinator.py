@@ -97,8 +97,8 @@ class StepDecision(NamedTuple):
     is_time_up: bool = False
 
 
-def never_up() -> bool:
-    """Return False: the time of the run is not limited, or another rank measures it."""
+def never_stop() -> bool:
+    """Return False: never stop early."""
     return False
 
 
@@ -112,7 +112,7 @@ class StepCoordinator:
     save_timer: IntervalTimer
     bad_images: SplitBadImages
     replica_check: ReplicaCheck | None
-    is_time_up: Callable[[], bool] = never_up
+    is_time_up: Callable[[], bool] = never_stop
 
     def poll(self, step: int, batch: Batch) -> StepDecision:
         """Return the decision after `step` steps, the last of which trained on `batch`. Collective."""

@@ -295,4 +295,4 @@ def _recorded_statistics(trained: RunDir, info: DatasetInfo) -> Statistics | Non
 
 
 def discard_message(sentence: str) -> None:
-    """Discard a message: only rank 0 prints."""
+    """Discard a message."""

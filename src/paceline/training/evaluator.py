@@ -14,7 +14,7 @@ from paceline.data.loaders.build import Loader
 from paceline.data.transfer import DeviceTransfer
 from paceline.models.freeze import eval_mode, use_batch_statistics
 from paceline.parallel.strategy import Strategy
-from paceline.training.coordinator import SplitBadImages
+from paceline.training.coordinator import SplitBadImages, never_stop
 from paceline.training.ema import WeightAverage
 from paceline.training.precision import Precision
 from paceline.training.scores import NO_METRICS, ExtraMetrics, do_nothing
@@ -61,11 +61,6 @@ EVAL_VIEWS: Final[Mapping[int, EvalViews]] = {1: single_view, 2: flip_views, 6: 
 def _memory_format(images: Tensor) -> torch.memory_format:
     is_last = images.is_contiguous(memory_format=torch.channels_last)
     return torch.channels_last if is_last else torch.contiguous_format
-
-
-def never_stop() -> bool:
-    """Return False: never stop early."""
-    return False
 
 
 @dataclass(frozen=True)

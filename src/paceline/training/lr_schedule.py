@@ -143,6 +143,16 @@ class PlateauShape:
         if self.bad_evaluations > self.patience:
             self.share, self.bad_evaluations = self.share * self.factor, 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values that a resumed run needs. An infinite `best` is None, for JSON."""
+        best = None if math.isinf(self.best) else self.best
+        return {"best": best, "bad_evaluations": self.bad_evaluations, "share": self.share}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.best = self.worst if state["best"] is None else state["best"]
+        self.bad_evaluations, self.share = state["bad_evaluations"], state["share"]
+
 
 @dataclass
 class RangeTestShape:
@@ -170,6 +180,16 @@ class RangeTestShape:
         smoothed = self.average / self.weight  # without the bias towards 0 of the first losses
         self.lowest = min(self.lowest, smoothed)
         self.has_diverged = self.has_diverged or smoothed > self.max_rise * self.lowest
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values that a resumed run needs. An infinite `lowest` is None, for JSON."""
+        lowest = None if math.isinf(self.lowest) else self.lowest
+        return {"average": self.average, "weight": self.weight, "lowest": lowest, "has_diverged": self.has_diverged}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.average, self.weight, self.has_diverged = state["average"], state["weight"], state["has_diverged"]
+        self.lowest = math.inf if state["lowest"] is None else state["lowest"]
 
 
 @dataclass(frozen=True)
@@ -203,30 +223,13 @@ class LrSchedule:
         return isinstance(self.shape, RangeTestShape) and self.shape.has_diverged
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values that a resumed run needs. Infinite values are None, for JSON."""
-        shape = self.shape
-        if isinstance(shape, RangeTestShape):
-            lowest = None if math.isinf(shape.lowest) else shape.lowest
-            return {
-                "average": shape.average,
-                "weight": shape.weight,
-                "lowest": lowest,
-                "has_diverged": shape.has_diverged,
-            }
-        if not isinstance(shape, PlateauShape):
-            return {}
-        best = None if math.isinf(shape.best) else shape.best
-        return {"best": best, "bad_evaluations": shape.bad_evaluations, "share": shape.share}
+        """Return plain values that a resumed run needs: those of the shape, {} for a shape without state."""
+        return self.shape.state_dict() if isinstance(self.shape, PlateauShape | RangeTestShape) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        if isinstance(self.shape, RangeTestShape):
-            self.shape.average, self.shape.weight = state["average"], state["weight"]
-            self.shape.lowest = math.inf if state["lowest"] is None else state["lowest"]
-            self.shape.has_diverged = state["has_diverged"]
-        if isinstance(self.shape, PlateauShape):
-            self.shape.best = self.shape.worst if state["best"] is None else state["best"]
-            self.shape.bad_evaluations, self.shape.share = state["bad_evaluations"], state["share"]
+        if isinstance(self.shape, PlateauShape | RangeTestShape):
+            self.shape.load_state_dict(state)
 
 
 def build_lr_schedule(section: ScheduleSection, plan: Plan, *, is_minimized: bool = True) -> LrSchedule:

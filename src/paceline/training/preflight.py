@@ -28,6 +28,7 @@ from paceline.recipe.schema.optim import Adam, OptimSection, OwnOptim, Sgd
 from paceline.training.checkpoint import CheckpointStorage, CheckpointWriter, KeepPolicy, Snapshot
 from paceline.training.components import build_training_state
 from paceline.training.context import RunContext
+from paceline.training.datasets import discard_message
 from paceline.training.distill import check_teacher_run, teacher_errors, teacher_section
 from paceline.training.init_weights import find_initial_checkpoint
 from paceline.training.loss import build_loss
@@ -116,7 +117,8 @@ def measure_saving(recipe: Recipe, folder: Path, datasets: Datasets, times: int 
     with temporary_folder(folder) as below:
         checkpoints = CheckpointStorage(below, KeepPolicy(num_newest=1))
         is_background = recipe.checkpoint.background == "on"
-        writer = CheckpointWriter(checkpoints, background=is_background, on_failure="stop", warn=_ignore_warning)
+        # No warning is lost, as failures are raised.
+        writer = CheckpointWriter(checkpoints, background=is_background, on_failure="stop", warn=discard_message)
         with contextlib.closing(writer):
             writer.save(0, -1, snapshot)  # not counted: it allocates memory
             writer.flush()
@@ -161,7 +163,3 @@ def _build_snapshot(recipe: Recipe, datasets: Datasets) -> Snapshot:
             parameter.grad = torch.zeros_like(parameter)
     training_state.optimizer.step()  # creates the optimizer's state
     return training_state.state_dict(TrainState(), {})
-
-
-def _ignore_warning(message: str) -> None:
-    """Ignore a warning: failures are raised."""

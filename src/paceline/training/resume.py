@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import DataError, PacelineError, RecipeError
-from paceline.core.json_file import read_json
 from paceline.core.results import FINISHED, RunResult
 from paceline.core.run_dir import RunDir, write_atomic
 from paceline.core.units import Duration, count
@@ -135,21 +134,14 @@ def initialize_rundir(rundir: RunDir, recipe: Recipe, plan: dict[str, Any]) -> N
 
 def read_recipe_origin(rundir: RunDir) -> dict[str, Any]:
     """Return `recipe_name` of the run's first start, and `changes` to that recipe, if known; {} for a new run."""
-    try:
-        plan = read_json(rundir.path / "plan.json")
-    except (OSError, ValueError):
-        return {}
-    origin = {key: plan.get(key) for key in ("recipe_name", "changes")} if isinstance(plan, dict) else {}
+    plan = rundir.read_plan()
+    origin = {key: plan.get(key) for key in ("recipe_name", "changes")}
     return {key: value for key, value in origin.items() if isinstance(value, str | list)}
 
 
 def read_measured_batch(rundir: RunDir) -> dict[str, Any]:
     """Return `measured_batch` of the run's first start, for provenance; {} if nothing was measured."""
-    try:
-        plan = read_json(rundir.path / "plan.json")
-    except (OSError, ValueError):
-        return {}
-    measured = plan.get("measured_batch") if isinstance(plan, dict) else None
+    measured = rundir.read_plan().get("measured_batch")
     return {"measured_batch": measured} if isinstance(measured, dict) else {}
 
 

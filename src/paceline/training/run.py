@@ -12,7 +12,7 @@ from paceline.core.dataset import Source
 from paceline.core.errors import CheckpointError, PacelineError
 from paceline.core.health import is_suspicious
 from paceline.core.results import FINISHED, CheckpointResult, EvalReport, RunResult, Status
-from paceline.core.run_dir import RunDir
+from paceline.core.run_dir import RunDir, run_lock
 from paceline.core.stages import FINISH
 from paceline.core.world import World
 from paceline.measure.machine import describe_machine
@@ -74,7 +74,8 @@ def run(recipe: Recipe, world: World, rundir: RunDir, *, resume: bool = False, i
         changes: Sequence[str] = ()
         first_s = math.inf
         if world.is_main:
-            lock = rundir.lock(
+            lock = run_lock(
+                rundir.path,
                 world.launcher_pid,
                 started_s=unix_s() - (now_s() - invocation.started_s),
                 launch=invocation.launch,

@@ -27,7 +27,7 @@ from paceline.core.files import (
     write_new,
     write_output,
 )
-from paceline.core.run_dir import RunDir, append_line, read_lines, write_atomic
+from paceline.core.run_dir import append_line, read_lines, run_lock, write_atomic
 
 THESIS = "years of work\n"
 MODES = ["wb", "ab", "a+b", "r+b"]
@@ -148,7 +148,7 @@ with replace_file(Path({str(run / "plan.json")!r})):
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
     assert len(list(run.iterdir())) == len(before) + 1
-    with replace_file(run / "other.json"), RunDir(run).lock():  # the first of a process that lives
+    with replace_file(run / "other.json"), run_lock(run):  # the first of a process that lives
         assert len(list(run.iterdir())) == len(before) + 2
     (run / "other.json").unlink()
     remove_abandoned(run)
@@ -248,7 +248,7 @@ def test_the_files_of_a_run_are_appended_to_in_place_only(run, thesis) -> None:
     with pytest.raises(OSError, match=r"warnings\.jsonl is a link"):
         append_line(run / "warnings.jsonl", {"message": "x"})
     (run / ".lock").symlink_to(thesis)
-    with pytest.raises(RecipeError, match=r"\.lock is a link.* \(name another\)"), RunDir(run).lock():
+    with pytest.raises(RecipeError, match=r"\.lock is a link.* \(name another\)"), run_lock(run):
         pass
     assert thesis.read_text() == THESIS
     os.mkfifo(run / "evals.jsonl")

@@ -133,7 +133,7 @@ def test_a_claimed_folder_is_released_while_it_holds_only_the_lock(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     path = Path("runs/digits-1")
     path.mkdir(parents=True)
-    with RunDir(path).lock():
+    with run_lock(path):
         RunDir(path).release()
         assert not path.exists()
 

@@ -36,15 +36,6 @@ def trained(folder: Path, *overrides: str, resume: bool = False) -> tuple[RunRes
     return result, rows
 
 
-def cut(whole: Path, part: Path, last_step: int) -> None:
-    """Copy a run as it was when it had just saved `last_step`."""
-    shutil.copytree(whole, part)
-    (part / "result.json").unlink()
-    for path in (part / "checkpoints").iterdir():
-        if int(path.name[-2:]) > last_step:
-            shutil.rmtree(path)
-
-
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     """Return the folder of the run without overrides, to read and copy, and its result."""
@@ -78,7 +69,7 @@ def test_patience_at_the_last_step_is_a_completed_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loss", ["bce", "focal"])
-def test_a_resumed_run_counts_on(tmp_path: Path, loss: str) -> None:
+def test_a_resumed_run_counts_on(tmp_path: Path, cut, loss: str) -> None:
     overrides = (f"train.loss={loss}", CONSTANT, "train.patience=3", "train.metrics=[auroc,f1]", "train.ema=on")
     whole, rows = trained(tmp_path / "whole", *overrides)
     assert (whole.status, whole.steps) == ("patience_reached", 8)
@@ -136,7 +127,7 @@ def fill_disk_for_complete_checkpoints(monkeypatch: pytest.MonkeyPatch, first_st
 
 
 def test_a_run_whose_time_is_up_never_saves_weights_alone(
-    complete: tuple[Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    complete: tuple[Path, RunResult], tmp_path: Path, cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, whole = complete
     cut(folder, tmp_path / "run", 4)
@@ -167,10 +158,10 @@ def test_weights_alone_complete_a_run_at_its_end_and_continue_no_other(
         folder = tmp_path / "whole"
         whole, _ = trained(folder, f"train.precision={precision}")
     for last_step in (4, 10):
-        run_dir = tmp_path / f"cut{last_step}"
-        cut(folder, run_dir, last_step)
+        run_dir = shutil.copytree(folder, tmp_path / f"cut{last_step}")
+        (run_dir / "result.json").unlink()
         for path in (run_dir / "checkpoints").iterdir():
-            if int(path.name[-2:]) < last_step:
+            if int(path.name[-2:]) != last_step:
                 shutil.rmtree(path)
         save_weights_alone(run_dir / "checkpoints" / f"step-{last_step:08}")
     ended, _ = trained(tmp_path / "cut10", f"train.precision={precision}", resume=True)
@@ -189,7 +180,7 @@ def test_without_evaluations_a_run_stops_in_time_too(tmp_path: Path) -> None:
     assert (result.status, result.eval, rows) == ("time_reached", None, [])
 
 
-def test_the_time_of_earlier_processes_counts(complete: tuple[Path, RunResult], tmp_path: Path) -> None:
+def test_the_time_of_earlier_processes_counts(complete: tuple[Path, RunResult], tmp_path: Path, cut) -> None:
     """A resumed run whose time is up takes no step."""
     cut(complete[0], tmp_path / "cut", 4)
     rows = [json.loads(line) for line in (tmp_path / "cut" / "attempts.jsonl").read_text().splitlines()]

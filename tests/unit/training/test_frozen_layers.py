@@ -1,7 +1,6 @@
 """What a run does not train keeps still from the first step to the last, evaluated, resumed or neither."""
 
 import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,16 +84,6 @@ def saved(rundir: RunDir, part: str = "model") -> list[dict[str, Tensor]]:
     return found
 
 
-def cut(whole: RunDir, folder: Path, step: int) -> Path:
-    """Return a copy of a run that ended after `step`."""
-    shutil.copytree(whole.path, folder)
-    (folder / "result.json").unlink()
-    for each in (folder / "checkpoints").glob("step-*"):
-        if int(each.name[-2:]) > step:
-            shutil.rmtree(each)
-    return folder
-
-
 def counters(tensors: dict[str, Tensor]) -> tuple[int, int]:
     return int(tensors["backbone.1.num_batches_tracked"]), int(tensors["norm.num_batches_tracked"])
 
@@ -111,14 +100,14 @@ def counters(tensors: dict[str, Tensor]) -> tuple[int, int]:
 )
 @pytest.mark.parametrize("step", [2, 4])
 def test_it_moves_or_not_before_and_after_an_evaluation_and_when_resumed(
-    tmp_path: Path, overrides: tuple[str, ...], backbone: int, step: int
+    tmp_path: Path, cut, overrides: tuple[str, ...], backbone: int, step: int
 ) -> None:
     """The first evaluation is after step 3: the run goes on from a checkpoint before it, and from one after."""
     whole = train(tmp_path / "whole", *overrides)
     is_counting = "model.freeze=backbone" not in overrides
     expected = [(backbone * number, is_counting * number) for number in range(2, STEPS + 1, 2)]
     assert [counters(each) for each in saved(whole)] == expected
-    resumed = train(cut(whole, tmp_path / "cut", step), *overrides, resume=True)
+    resumed = train(cut(whole.path, tmp_path / "cut", step), *overrides, resume=True)
     assert resumed.read_result().weights_sha256 == whole.read_result().weights_sha256
     for part in ("model", "optimizer"):
         for one, other in zip(saved(whole, part), saved(resumed, part), strict=True):

@@ -71,16 +71,6 @@ def saved(rundir: RunDir, part: str = "model") -> list[dict[str, Tensor]]:
     return found
 
 
-def cut(whole: RunDir, folder: Path, step: int) -> Path:
-    """Return a copy of a run that ended after `step`."""
-    shutil.copytree(whole.path, folder)
-    (folder / "result.json").unlink()
-    for each in (folder / "checkpoints").glob("step-*"):
-        if int(each.name[-2:]) > step:
-            shutil.rmtree(each)
-    return folder
-
-
 def changed(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
     return {name for name in one if not torch.equal(one[name], other[name])}
 
@@ -95,7 +85,7 @@ def changed(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
     ids=["sgd, averaged", "adamw, master copies, clipped by unit, micro-batches", "lamb, by layer, clipped"],
 )
 def test_the_classifier_trains_first_and_a_resumed_run_equals_an_uninterrupted_one(
-    tmp_path: Path, overrides: tuple[str, ...]
+    tmp_path: Path, cut, overrides: tuple[str, ...]
 ) -> None:
     """The run is resumed before the boundary, at it and after it."""
     whole = train(tmp_path / "whole", *HEAD_FIRST, *overrides)
@@ -107,19 +97,21 @@ def test_the_classifier_trains_first_and_a_resumed_run_equals_an_uninterrupted_o
         4 * (2 if "train.accumulate=2" in overrides else 1),
     ]
     for step in (2, BOUNDARY, 6):
-        resumed = train(cut(whole, tmp_path / f"cut-{step}", step), *HEAD_FIRST, *overrides, resume=True)
+        resumed = train(cut(whole.path, tmp_path / f"cut-{step}", step), *HEAD_FIRST, *overrides, resume=True)
         assert resumed.read_result().weights_sha256 == whole.read_result().weights_sha256
         for part in ("model", "optimizer"):
             for one, other in zip(saved(whole, part), saved(resumed, part), strict=True):
                 assert one.keys() == other.keys() and not changed(one, other)
 
 
-def test_after_the_boundary_it_trains_as_a_run_without_frozen_layers_that_has_these_weights(tmp_path: Path) -> None:
+def test_after_the_boundary_it_trains_as_a_run_without_frozen_layers_that_has_these_weights(
+    tmp_path: Path, cut
+) -> None:
     """Without momentum, the checkpoint at the boundary is all that such a run needs."""
     plain = ("optim.momentum=0", "optim.nesterov=false", "optim.weight_decay=0.01", "schedule.name=cosine")
     head_first = train(tmp_path / "head-first", *HEAD_FIRST, *plain)
     whole = train(tmp_path / "whole", *plain)
-    oracle = cut(whole, tmp_path / "oracle", BOUNDARY)
+    oracle = cut(whole.path, tmp_path / "oracle", BOUNDARY)
     checkpoint = f"checkpoints/step-{BOUNDARY:08}"
     shutil.rmtree(oracle / checkpoint)
     shutil.copytree(head_first.path / checkpoint, oracle / checkpoint)
