@@ -346,12 +346,12 @@ class ReportPage:
     subtitle: Sequence[str]
     status: str
     tone: Tone
-    figures: Sequence[KeyFigure]
-    verdict: BottleneckSummary | None
-    notices: Sequence[str]
-    problems: Sequence[str]
-    sections: Sequence[PageSection]
     paceline: str
+    figures: Sequence[KeyFigure] = ()
+    verdict: BottleneckSummary | None = None
+    notices: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    sections: Sequence[PageSection] = ()
     about: str = "Run report"
     source: str = "the run directory. Numbers are those of result.json, rounded here only"
     health: Sequence[HealthFinding] = ()

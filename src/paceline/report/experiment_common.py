@@ -193,7 +193,6 @@ class ExperimentReport:
             tone=status[1],
             figures=figures,
             verdict=verdict,
-            notices=(),
             problems=self.problems,
             sections=[section for section in sections if section is not None],
             paceline=__version__,

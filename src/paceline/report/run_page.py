@@ -105,7 +105,6 @@ def build_run_summary(run: RunData) -> ReportPage:
         health=clean_findings(_findings_from_logs(run) if recorded is None else recorded),
         notices=run_notices(run),
         problems=run.problems,
-        sections=(),
         paceline=__version__,
         summary=summary,
     )
