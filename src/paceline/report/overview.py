@@ -12,7 +12,6 @@ from paceline.report import cells
 from paceline.report.document import (
     BarSegment,
     BottleneckSummary,
-    HealthFinding,
     PageFinding,
     Severity,
     TableCell,
@@ -118,26 +117,20 @@ def _segments(parts: Mapping[str, float], whole_s: float) -> tuple[BarSegment, .
 
 
 def build_findings(
-    run: RunData, health: Sequence[HealthFinding], bottleneck: BottleneckSummary | None
+    run: RunData, health: Sequence[PageFinding], bottleneck: BottleneckSummary | None
 ) -> list[PageFinding]:
     """Return the findings on health, speed and reliability, the most severe first."""
-    found = [*map(_health_finding, health), *_speed_findings(bottleneck), *_reliability_findings(run)]
+    found = [*health, *_speed_findings(bottleneck), *_reliability_findings(run)]
     return sorted(found, key=lambda each: _SEVERITY_ORDER.index(each.severity))
 
 
-def passed_checks(run: RunData, health: Sequence[HealthFinding]) -> list[str]:
+def passed_checks(run: RunData, health: Sequence[PageFinding]) -> list[str]:
     """Return the names of the health checks that found nothing; none if nothing was evaluated."""
     if not run.evals or run.is_multi_label:
         return []
     found = {each.title for each in health}
     names = (name.replace("_", " ") for name, _, _ in RULES)
     return [name for name in names if name not in found]
-
-
-def _health_finding(finding: HealthFinding) -> PageFinding:
-    return PageFinding(
-        finding.title, finding.severity, "health", finding.evidence, finding.advice, guide="explanation/health"
-    )
 
 
 def _speed_findings(bottleneck: BottleneckSummary | None) -> Iterator[PageFinding]:
