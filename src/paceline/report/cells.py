@@ -1,4 +1,4 @@
-"""Format measured values and intervals as table cells, with the labels and colors of stages."""
+"""Format measured values, intervals and bottlenecks for display, with the labels and colors of stages."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from typing import Any, Final
 from paceline.core.stages import PAUSES, WATCHED, display_name
 from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, milliseconds, number, per_second, seconds, share, size
-from paceline.report.document import BarSegment, Paragraph, StackedBar, TableCell, TableColumn
+from paceline.report.document import BarSegment, BottleneckSummary, Paragraph, StackedBar, TableCell, TableColumn
 from paceline.report.text import clean_text, finite_or_none, format_time
 
 EMPTY_CELL: Final = TableCell("")
@@ -168,6 +168,20 @@ def value_cell(key: str, value: Any) -> TableCell:
     if isinstance(value, dict | list):
         return text_cell(json.dumps(value), 300)
     return text_cell("unknown" if value == "" else value, 300)
+
+
+def summarize_verdict(recorded: Mapping[str, str], whose: str = "") -> BottleneckSummary | None:
+    """Return the bottleneck that a result has recorded, after the words `whose` if any; None if unknown."""
+    if not recorded.get("bottleneck"):
+        return None
+    texts = {key: clean_text(value, 600) for key, value in recorded.items()}
+    return BottleneckSummary(
+        f"{whose}: {texts['bottleneck']}" if whose else texts["bottleneck"],
+        texts.get("evidence", ""),
+        f"Ceiling: {texts['ceiling'].rstrip('.')}." if texts.get("ceiling") else "",
+        command="",
+        advice=texts.get("try", ""),
+    )
 
 
 @dataclass(frozen=True)

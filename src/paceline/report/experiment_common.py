@@ -1,7 +1,7 @@
 """Share parts among experiment pages: rows of results, rate bars, measured curves and provenance."""
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -267,17 +267,6 @@ def _rate_row(each: RateBar, top: float) -> BarRow:
     bounds = None if low is None or high is None else (max(0.0, low / top), min(1.0, high / top))
     text = per_second(each.rate.value)
     return BarRow(each.name, [BarSegment(each.name, max(0.0, value / top), text, each.colour)], text, bounds)
-
-
-def bottleneck_of(whose: str, recorded: Mapping[str, str]) -> BottleneckSummary | None:
-    """Return the bottleneck of `whose` runs; None if unknown."""
-    if not recorded.get("bottleneck"):
-        return None
-    texts = {key: clean_text(value, 500) for key, value in recorded.items()}
-    ceiling = f"Ceiling: {texts['ceiling'].rstrip('.')}." if texts.get("ceiling") else ""
-    return BottleneckSummary(
-        f"{whose}: {texts['bottleneck']}", texts.get("evidence", ""), ceiling, "", texts.get("try", "")
-    )
 
 
 def describe_bounds(interval: Interval | None) -> str:

@@ -240,25 +240,14 @@ def run_notices(run: RunData) -> list[str]:
 
 def summarize_bottleneck(run: RunData) -> BottleneckSummary | None:
     """Return the bottleneck and what to try next; None for an unfinished run."""
-    if run.result is None or not run.result.verdict.get("bottleneck"):
+    if run.result is None:
         return None
-    recorded = {key: clean_text(value, 500) for key, value in run.result.verdict.items()}
-    command = _suggested_command(run, run.result.verdict.get("try", ""))
-    return BottleneckSummary(
-        bottleneck=recorded["bottleneck"],
-        evidence=recorded.get("evidence", ""),
-        ceiling=_ceiling_text(run, recorded),
-        command=command,
-        advice="" if command else recorded.get("try", ""),
-    )
-
-
-def _ceiling_text(run: RunData, recorded: dict[str, str]) -> str:
-    # A profile's measurement is better than the bound of the clock.
-    measured = run.profile.get("verdict")
-    ceiling = clean_text(measured.get("ceiling") or "", 500) if isinstance(measured, dict) else ""
-    ceiling = ceiling or recorded.get("ceiling", "")
-    return f"Ceiling: {ceiling.rstrip('.')}." if ceiling else ""
+    recorded, measured = run.result.verdict, run.profile.get("verdict")
+    if isinstance(measured, dict) and measured.get("ceiling"):
+        # A profile's measurement is better than the bound of the clock.
+        recorded = {**recorded, "ceiling": measured["ceiling"]}
+    found, command = cells.summarize_verdict(recorded), _suggested_command(run, recorded.get("try", ""))
+    return replace(found, command=command, advice="") if found and command else found
 
 
 def _suggested_command(run: RunData, overrides: str) -> str:
