@@ -13,6 +13,7 @@ from paceline.report.document import BarSegment, BottleneckSummary, Paragraph, S
 from paceline.report.text import clean_text, finite_or_none, format_time
 
 EMPTY_CELL: Final = TableCell("")
+NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
 Quantity = Interval | float | None
 _MAX_SENTENCE_CHARS: Final = 400
 # Parts of a process and of all processes of a run, and time that no stage covers.
@@ -216,12 +217,17 @@ def time_bar(
     title: str, parts: Mapping[str, float], whole_s: float, *, note: str = "", has_legend: bool = True
 ) -> StackedBar:
     """Return a stacked bar of the seconds of stages, pauses or other parts of a run."""
-    segments = [
+    scale = ["0 s", seconds(whole_s / 2), seconds(whole_s)]
+    return StackedBar(title, time_segments(parts, whole_s), scale, note, has_legend)
+
+
+def time_segments(parts: Mapping[str, float], whole_s: float) -> list[BarSegment]:
+    """Return the segments of a bar of `whole_s` seconds."""
+    return [
         BarSegment(stage_label(key), each_s / whole_s, seconds(each_s), stage_colour(key))
         for key, each_s in parts.items()
-        if each_s > 0
+        if each_s > 0 and whole_s > 0
     ]
-    return StackedBar(title, segments, ["0 s", seconds(whole_s / 2), seconds(whole_s)], note, has_legend)
 
 
 def table_columns(texts: Sequence[str], numbers: Sequence[str] = ()) -> list[TableColumn]:

@@ -34,7 +34,6 @@ from paceline.report.document import KeyFigure, TableCell
 from paceline.report.text import clean_text
 
 ATTRIBUTED: Final = "attributed"
-_NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
 _NUM_WORST_CLASSES: Final = 3
 # CPU share of other processes from which it is named for a run that was not starved: speed-ups of a few percent would
 # drown in it.
@@ -83,7 +82,7 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
     """Yield the key figures of the run in `rundir`: accuracy, images/s and time."""
     if result.eval is None:
         why = "not evaluated: the recipe has train.eval_every=off, or the run ended before the first"
-        yield KeyFigure("top-1", _NOT_MEASURED, why)
+        yield KeyFigure("top-1", cells.NOT_MEASURED, why)
     else:
         raw, *others = evaluation_figures(EvalReport(val=result.eval, ema=result.ema, train=result.train_eval))
         averaged = [each for each in others if result.ema is not None][:1]
@@ -96,7 +95,7 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
         yield KeyFigure("images/s", cells.rate_cell(rates.images_per_s), note)
     else:
         why = "not measured: no step after the measurement warm-up was counted"
-        yield KeyFigure("images/s", _NOT_MEASURED, why)
+        yield KeyFigure("images/s", cells.NOT_MEASURED, why)
     times = result.time
     parts = [f"target reached after {seconds(times.to_target_s)}"] if times.to_target_s is not None else []
     if result.account is None:
