@@ -1,4 +1,4 @@
-"""Describe the outcome of a run or of an evaluation: its key figures, and facts below them."""
+"""Describe the outcome of a run: its key figures, and facts below them."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,6 @@ from paceline.core.results import (
     CheckpointResult,
     ClassCount,
     EstimateResult,
-    EvalReport,
     EvalResult,
     GoodputResult,
     RunResult,
@@ -40,17 +39,6 @@ _NUM_WORST_CLASSES: Final = 3
 _MIN_CPU_LOSS_SHARE: Final = 0.02
 # Share of the wall clock from which a part is named.
 _MIN_TIME_SHARE: Final = 0.002
-
-
-def evaluation_figures(report: EvalReport) -> Iterator[KeyFigure]:
-    """Yield the accuracies of raw weights, averaged weights and training images."""
-    name = metric_label(default_monitor(report.val))
-    yield KeyFigure(name, _result_cell(report.val), _describe_evaluation(report.val))
-    if report.ema is not None:
-        yield KeyFigure("averaged weights", _result_cell(report.ema), _describe_evaluation(report.ema))
-    if report.train is not None and report.gap is not None:
-        note = f"a gap of {100 * report.gap:+.2f} points, {count(report.train.images, 'image')}"
-        yield KeyFigure("on training images", cells.accuracy_cell(report.train.top1), note)
 
 
 def _result_cell(result: EvalResult) -> TableCell:
@@ -84,9 +72,14 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
         why = "not evaluated: the recipe has train.eval_every=off, or the run ended before the first"
         yield KeyFigure("top-1", cells.NOT_MEASURED, why)
     else:
-        raw, *others = evaluation_figures(EvalReport(val=result.eval, ema=result.ema, train=result.train_eval))
-        averaged = [each for each in others if result.ema is not None][:1]
-        yield from [raw, *averaged, *_best_figure(result, rundir), *others[len(averaged) :]]
+        name = metric_label(default_monitor(result.eval))
+        yield KeyFigure(name, _result_cell(result.eval), _describe_evaluation(result.eval))
+        if result.ema is not None:
+            yield KeyFigure("averaged weights", _result_cell(result.ema), _describe_evaluation(result.ema))
+        yield from _best_figure(result, rundir)
+        if result.train_eval is not None and result.gap is not None:
+            note = f"a gap of {100 * result.gap:+.2f} points, {count(result.train_eval.images, 'image')}"
+            yield KeyFigure("on training images", cells.accuracy_cell(result.train_eval.top1), note)
     rates = result.throughput
     if rates.n:
         low, high = map(per_second, rates.spread)
