@@ -332,9 +332,6 @@ def show_profile(profile: "Profile", rundir: RunDir, *, nsys: str, as_json: bool
         tone="good",
         figures=[KeyFigure("images/s", rate_cell(profile.base.images_per_s), f"{low} to {high}")],
         verdict=summarize_bottleneck(run),
-        notices=(),
-        problems=(),
-        sections=(),
         paceline=__version__,
         summary=[
             KeyValueList(list(_trace_rows(profile, rundir))),

@@ -1,4 +1,4 @@
-"""Format measured values and intervals as table cells, with the labels and colors of stages."""
+"""Format measured values, intervals and bottlenecks for display, with the labels and colors of stages."""
 
 import json
 import shlex
@@ -9,10 +9,11 @@ from typing import Any, Final
 from paceline.core.stages import PAUSES, WATCHED, display_name
 from paceline.core.statistics import Interval
 from paceline.core.units import accuracy, milliseconds, number, per_second, seconds, share, size
-from paceline.report.document import BarSegment, Paragraph, StackedBar, TableCell, TableColumn
+from paceline.report.document import BarSegment, BottleneckSummary, Paragraph, StackedBar, TableCell, TableColumn
 from paceline.report.text import clean_text, finite_or_none, format_time
 
 EMPTY_CELL: Final = TableCell("")
+NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
 Quantity = Interval | float | None
 _MAX_SENTENCE_CHARS: Final = 400
 # Parts of a process and of all processes of a run, and time that no stage covers.
@@ -170,6 +171,20 @@ def value_cell(key: str, value: Any) -> TableCell:
     return text_cell("unknown" if value == "" else value, 300)
 
 
+def summarize_verdict(recorded: Mapping[str, str], whose: str = "") -> BottleneckSummary | None:
+    """Return the bottleneck that a result has recorded, after the words `whose` if any; None if unknown."""
+    if not recorded.get("bottleneck"):
+        return None
+    texts = {key: clean_text(value, 600) for key, value in recorded.items()}
+    return BottleneckSummary(
+        f"{whose}: {texts['bottleneck']}" if whose else texts["bottleneck"],
+        texts.get("evidence", ""),
+        f"Ceiling: {texts['ceiling'].rstrip('.')}." if texts.get("ceiling") else "",
+        command="",
+        advice=texts.get("try", ""),
+    )
+
+
 @dataclass(frozen=True)
 class TimeUnit:
     """A unit of time of `seconds` seconds."""
@@ -202,12 +217,17 @@ def time_bar(
     title: str, parts: Mapping[str, float], whole_s: float, *, note: str = "", has_legend: bool = True
 ) -> StackedBar:
     """Return a stacked bar of the seconds of stages, pauses or other parts of a run."""
-    segments = [
+    scale = ["0 s", seconds(whole_s / 2), seconds(whole_s)]
+    return StackedBar(title, time_segments(parts, whole_s), scale, note, has_legend)
+
+
+def time_segments(parts: Mapping[str, float], whole_s: float) -> list[BarSegment]:
+    """Return the segments of a bar of `whole_s` seconds."""
+    return [
         BarSegment(stage_label(key), each_s / whole_s, seconds(each_s), stage_colour(key))
         for key, each_s in parts.items()
-        if each_s > 0
+        if each_s > 0 and whole_s > 0
     ]
-    return StackedBar(title, segments, ["0 s", seconds(whole_s / 2), seconds(whole_s)], note, has_legend)
 
 
 def table_columns(texts: Sequence[str], numbers: Sequence[str] = ()) -> list[TableColumn]:

@@ -4,7 +4,6 @@ from typing import Final
 
 from paceline.core.experiments.results import CrossValidationResult
 from paceline.core.metric import format_metric, metric_label, top_k
-from paceline.core.statistics import Interval
 from paceline.core.units import count
 from paceline.report import cells
 from paceline.report.document import (
@@ -26,6 +25,7 @@ from paceline.report.experiment_common import (
     build_record,
     caution_paragraphs,
     chart_line,
+    metric_texts,
     to_percent,
 )
 from paceline.report.mistake_sections import class_table
@@ -117,20 +117,12 @@ def _classes_section(result: CrossValidationResult) -> PageSection | None:
 
 def _figures(result: CrossValidationResult) -> list[KeyFigure]:
     label = metric_label(result.metric)
-    figures = [KeyFigure(f"{label}, mean of {count(len(result.runs), 'run')}", *_texts(result.metric, result.value))]
+    mean_of = f"{label}, mean of {count(len(result.runs), 'run')}"
+    figures = [KeyFigure(mean_of, *metric_texts(result.metric, result.value))]
     if result.accuracy is not None:
-        figures.append(
-            KeyFigure(f"right of {count(result.accuracy.n, 'prediction')}", *_texts("top1", result.accuracy))
-        )
+        right_of = f"right of {count(result.accuracy.n, 'prediction')}"
+        figures.append(KeyFigure(right_of, *metric_texts("top1", result.accuracy)))
     values = [each.value for each in result.runs]
     low, high = (format_metric(result.metric, each) for each in (min(values), max(values)))
     figures.append(KeyFigure("lowest and highest fold", TableCell(f"{low} and {high}"), count(result.folds, "fold")))
     return figures
-
-
-def _texts(metric: str, interval: Interval) -> tuple[TableCell, str]:
-    text = TableCell(format_metric(metric, interval.value), interval.value)
-    if interval.low is None or interval.high is None:
-        return text, ""
-    bounds = f"{format_metric(metric, interval.low)} to {format_metric(metric, interval.high)}"
-    return text, f"{bounds} with 95 % confidence"

@@ -277,26 +277,6 @@ class BottleneckSummary:
 
 
 @dataclass(frozen=True)
-class HealthFinding:
-    """A problem in what the model learned, and a remedy."""
-
-    title: str
-    severity: Severity
-    evidence: str
-    advice: str
-
-    @property
-    def row(self) -> tuple[str, TableCell]:
-        """Return the finding as a row of a `KeyValueList`."""
-        return self.title, TableCell(f"{self.evidence} {self.advice}")
-
-    @property
-    def tone(self) -> Tone:
-        """Return the tone of the severity."""
-        return _TONES[self.severity]
-
-
-@dataclass(frozen=True)
 class PageFinding:
     """A finding on `area`, with its evidence, advice, a command to run and the name of a page of the documentation."""
 
@@ -335,8 +315,8 @@ class ReportPage:
     """A report; `about` names its kind, `source` the origin of its figures.
 
     `heading` is the title of the browser's tab, and `chips` are settings that differ from the recipe. `tiles` and
-    `findings` are drawn in place of `figures`, `health`, `verdict` and `notices`, which a terminal prints; `passed`
-    names the checks without a finding.
+    `findings` are drawn in place of `figures`, `verdict` and `notices`, which a terminal prints with the findings on
+    health alone; `passed` names the checks without a finding.
 
     `summary` holds the blocks that a terminal shows below the key figures, most of them blocks of `sections` too. A
     `KeyValueList` without title that comes first goes on with the key figures.
@@ -346,21 +326,25 @@ class ReportPage:
     subtitle: Sequence[str]
     status: str
     tone: Tone
-    figures: Sequence[KeyFigure]
-    verdict: BottleneckSummary | None
-    notices: Sequence[str]
-    problems: Sequence[str]
-    sections: Sequence[PageSection]
     paceline: str
+    figures: Sequence[KeyFigure] = ()
+    verdict: BottleneckSummary | None = None
+    notices: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    sections: Sequence[PageSection] = ()
     about: str = "Run report"
     source: str = "the run directory. Numbers are those of result.json, rounded here only"
-    health: Sequence[HealthFinding] = ()
     summary: Sequence[Block] = ()
     heading: str = ""
     chips: Sequence[str] = ()
     tiles: Sequence[Tile] = ()
     findings: Sequence[PageFinding] = ()
     passed: Sequence[str] = ()
+
+    @property
+    def health(self) -> list[PageFinding]:
+        """Return the findings on what the model learned."""
+        return [finding for finding in self.findings if finding.area == "health"]
 
 
 @dataclass(frozen=True)

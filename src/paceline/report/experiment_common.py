@@ -1,8 +1,9 @@
 """Share parts among experiment pages: rows of results, rate bars, measured curves and provenance."""
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from paceline.core.experiments.results import (
     TuneResult,
 )
 from paceline.core.json_file import ResultModel
+from paceline.core.metric import format_metric
 from paceline.core.statistics import Interval
 from paceline.core.units import count, per_second
 from paceline.report import cells
@@ -193,7 +195,6 @@ class ExperimentReport:
             tone=status[1],
             figures=figures,
             verdict=verdict,
-            notices=(),
             problems=self.problems,
             sections=[section for section in sections if section is not None],
             paceline=__version__,
@@ -270,22 +271,18 @@ def _rate_row(each: RateBar, top: float) -> BarRow:
     return BarRow(each.name, [BarSegment(each.name, max(0.0, value / top), text, each.colour)], text, bounds)
 
 
-def bottleneck_of(whose: str, recorded: Mapping[str, str]) -> BottleneckSummary | None:
-    """Return the bottleneck of `whose` runs; None if unknown."""
-    if not recorded.get("bottleneck"):
-        return None
-    texts = {key: clean_text(value, 500) for key, value in recorded.items()}
-    ceiling = f"Ceiling: {texts['ceiling'].rstrip('.')}." if texts.get("ceiling") else ""
-    return BottleneckSummary(
-        f"{whose}: {texts['bottleneck']}", texts.get("evidence", ""), ceiling, "", texts.get("try", "")
-    )
-
-
 def describe_bounds(interval: Interval | None) -> str:
     """Return `1.19 to 1.28 with 95 % confidence`, or a note on a single measurement."""
     if interval is None or interval.low is None or interval.high is None:
         return "measured once, so its scatter is unknown"
     return f"{interval.low:,.2f} to {interval.high:,.2f} {CONFIDENCE_TEXT}"
+
+
+def metric_texts(metric: str, interval: Interval) -> tuple[TableCell, str]:
+    """Return the value of a metric, and `91.20 % to 92.80 % with 95 % confidence`, "" for a single measurement."""
+    bounds = cells.format_bounds(interval, partial(format_metric, metric))
+    cell = TableCell(format_metric(metric, interval.value), interval.value)
+    return cell, f"{bounds} {CONFIDENCE_TEXT}" if bounds else ""
 
 
 def chart_line(

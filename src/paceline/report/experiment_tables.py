@@ -3,6 +3,8 @@
 import csv
 import io
 import shlex
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from paceline.core.csv_cells import to_cell
@@ -39,47 +41,31 @@ def build_experiment_page(folder: ExperimentDir, result: Experiment) -> ReportPa
     """Return the page of an experiment's result."""
     reader = TolerantReader()
     report = ExperimentReport(folder.path, reader.read_text(folder.recipe, _MAX_RECIPE_BYTES), reader.problems)
-    match result:
-        case LadderResult():
-            return build_ladder_page(report, result)
-        case ScaleResult(mode="batch"):
-            return build_batch_page(report, result)
-        case ScaleResult():
-            return build_scaling_page(report, result)
-        case PredictionResult():
-            return build_prediction_page(report, result)
-        case TuneResult():
-            return build_tuning_page(report, result)
-        case SweepResult():
-            return build_sweep_page(report, result)
-        case LrFindResult():
-            return build_lr_find_page(report, result)
-        case LearnResult():
-            return build_learn_page(report, result)
-        case CrossValidationResult():
-            return build_cross_validation_page(report, result)
+    build_page, _ = _choose_builders(result)
+    return build_page(report)
 
 
-def _build_rows(result: Experiment) -> ResultRows:
+def _choose_builders(result: Experiment) -> tuple[Callable[[ExperimentReport], ReportPage], Callable[[], ResultRows]]:
+    """Return the functions that build the page and the rows of a result."""
     match result:
         case LadderResult():
-            return ladder_rows(result)
+            return partial(build_ladder_page, result=result), partial(ladder_rows, result)
         case ScaleResult(mode="batch"):
-            return batch_rows(result)
+            return partial(build_batch_page, result=result), partial(batch_rows, result)
         case ScaleResult():
-            return scaling_rows(result)
+            return partial(build_scaling_page, result=result), partial(scaling_rows, result)
         case PredictionResult():
-            return prediction_rows(result)
+            return partial(build_prediction_page, result=result), partial(prediction_rows, result)
         case TuneResult():
-            return tuning_rows(result)
+            return partial(build_tuning_page, result=result), partial(tuning_rows, result)
         case SweepResult():
-            return sweep_rows(result)
+            return partial(build_sweep_page, result=result), partial(sweep_rows, result)
         case LrFindResult():
-            return lr_find_rows(result)
+            return partial(build_lr_find_page, result=result), partial(lr_find_rows, result)
         case LearnResult():
-            return learn_rows(result)
+            return partial(build_learn_page, result=result), partial(learn_rows, result)
         case CrossValidationResult():
-            return cross_validation_rows(result)
+            return partial(build_cross_validation_page, result=result), partial(cross_validation_rows, result)
 
 
 def write_tables(folder: ExperimentDir, result: Experiment) -> None:
@@ -96,7 +82,8 @@ def to_csv(result: Experiment) -> str:
 
     Values are as measured, in the unit of their column name; fields not measured are empty.
     """
-    rows = _build_rows(result)
+    _, build_rows = _choose_builders(result)
+    rows = build_rows()
     columns = [column for column in rows.columns if column.in_csv]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -110,7 +97,8 @@ def to_csv(result: Experiment) -> str:
 
 def to_markdown_table(result: Experiment) -> str:
     """Return a result as a GitHub Markdown table: the main columns, rounded."""
-    return "\n".join([*markdown_table_lines(_build_rows(result).main_table()), ""])
+    _, build_rows = _choose_builders(result)
+    return "\n".join([*markdown_table_lines(build_rows().main_table()), ""])
 
 
 def _csv_names(column: Column) -> list[str]:

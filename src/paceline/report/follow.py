@@ -138,11 +138,6 @@ def _message_page(rundir: RunDir, status: str, message: str) -> ReportPage:
         subtitle=[clean_text(message, 1000)],
         status=status,
         tone="warning",
-        figures=(),
-        verdict=None,
-        notices=(),
-        problems=(),
-        sections=(),
         paceline=__version__,
     )
 

@@ -31,7 +31,6 @@ from paceline.report.experiment_common import (
     RateBar,
     Record,
     ResultRows,
-    bottleneck_of,
     build_record,
     describe_bounds,
     measurement_facts,
@@ -139,7 +138,7 @@ def build_ladder_page(report: ExperimentReport, result: LadderResult) -> ReportP
         subtitle,
         _ladder_figures(result, best),
         sections,
-        None if best is None else bottleneck_of("the best rung", best.verdict),
+        None if best is None else cells.summarize_verdict(best.verdict, "the best rung"),
         summary=[
             rows.table(f"rung {ranks} images_per_s epoch_s over_below over_first outcome", title="Rungs"),
             *stopped,

@@ -17,7 +17,14 @@ from paceline.report.document import (
     TableCell,
     Tone,
 )
-from paceline.report.experiment_common import Column, ExperimentReport, ResultRows, build_record, train_command
+from paceline.report.experiment_common import (
+    Column,
+    ExperimentReport,
+    ResultRows,
+    build_record,
+    metric_texts,
+    train_command,
+)
 from paceline.report.text import clean_text
 
 _FINALS: Final = "final"
@@ -111,11 +118,8 @@ def _figures(result: LearnResult) -> list[KeyFigure]:
 def _interval_texts(result: LearnResult, interval: Interval | None) -> tuple[TableCell, str]:
     if interval is None:
         return TableCell("failed"), ""
-    text = TableCell(format_metric(result.metric, interval.value), interval.value)
-    if interval.low is None or interval.high is None:
-        return text, "one seed"
-    bounds = f"{format_metric(result.metric, interval.low)} to {format_metric(result.metric, interval.high)}"
-    return text, f"{bounds} with 95 % confidence, {count(interval.n, 'seed')}"
+    cell, bounds = metric_texts(result.metric, interval)
+    return cell, f"{bounds}, {count(interval.n, 'seed')}" if bounds else "one seed"
 
 
 def _next_blocks(result: LearnResult) -> list[Block]:

@@ -23,8 +23,7 @@ from paceline.report.document import (
     TableCell,
     Tone,
 )
-from paceline.report.experiment_common import Column, ExperimentReport, ResultRows
-from paceline.report.text import clean_text
+from paceline.report.experiment_common import Column, ExperimentReport, ResultRows, caution_paragraphs
 
 _NUM_BARS: Final = 20
 # Losses above this many times the first are cut off, as they would hide the fall.
@@ -88,7 +87,7 @@ def _figures(result: LrFindResult) -> list[KeyFigure]:
 
 
 def _suggestion_blocks(result: LrFindResult) -> list[Block]:
-    blocks: list[Block] = [Paragraph(f"Caution: {clean_text(result.caution, 500)}")] if result.caution else []
+    blocks = caution_paragraphs(result.caution)
     if result.suggestion is None:
         return blocks
     scope = "The suggestion is the peak of a schedule that decays, such as cosine, for this batch size."

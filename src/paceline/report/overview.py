@@ -1,6 +1,6 @@
 """The top of the run report: what was trained, four tiles, and the findings on health, speed and reliability."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from paceline.core.health import RULES
@@ -9,15 +9,7 @@ from paceline.core.results import EvalResult, RunResult
 from paceline.core.statistics import wilson_interval
 from paceline.core.units import accuracy, count, per_second, seconds
 from paceline.report import cells
-from paceline.report.document import (
-    BarSegment,
-    BottleneckSummary,
-    HealthFinding,
-    PageFinding,
-    Severity,
-    TableCell,
-    Tile,
-)
+from paceline.report.document import BottleneckSummary, PageFinding, Severity, TableCell, Tile
 from paceline.report.read_run import RunData
 from paceline.report.run_summary import goodput_parts, wall_clock_parts
 from paceline.report.series import downsample
@@ -27,7 +19,6 @@ _SEVERITY_ORDER: Final = ("error", "warning", "note")
 # Bottlenecks that no setting of the run removes: more of the same hardware does.
 _EXPECTED_BOTTLENECKS: Final = ("compute-bound",)
 _MAX_SPARK_POINTS: Final = 60
-_NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
 
 
 def build_tiles(run: RunData) -> list[Tile]:
@@ -62,7 +53,7 @@ def _shown_evaluation(result: RunResult) -> EvalResult | None:
 def _accuracy_tile(run: RunData, result: RunResult) -> Tile:
     last, best = result.ema or result.eval, _shown_evaluation(result)
     if last is None or best is None:
-        return Tile("accuracy", _NOT_MEASURED, "not evaluated")
+        return Tile("accuracy", cells.NOT_MEASURED, "not evaluated")
     evals = downsample(run.evals, _MAX_SPARK_POINTS)
     if default_monitor(best) != "top1":
         name = default_monitor(best)
@@ -83,7 +74,7 @@ def _accuracy_tile(run: RunData, result: RunResult) -> Tile:
 def _throughput_tile(run: RunData, result: RunResult) -> Tile:
     rates = result.throughput
     if not rates.n:
-        return Tile("images/s", _NOT_MEASURED, "no step after the measurement warm-up")
+        return Tile("images/s", cells.NOT_MEASURED, "no step after the measurement warm-up")
     low, high = map(per_second, rates.spread)
     note = f"{low} to {high} over {count(rates.n, 'window')}"
     points = downsample(run.steps.points, _MAX_SPARK_POINTS).xy_points("step", "images_per_s")
@@ -95,7 +86,7 @@ def _time_tile(result: RunResult) -> Tile:
     text = f"{count(round(result.epochs, 2), 'epoch')}, {count(result.steps, 'step')}"
     if times.to_target_s is not None:
         text += f"; target reached after {seconds(times.to_target_s)}"
-    parts = _segments(wall_clock_parts(account), account.wall_s) if account is not None else ()
+    parts = cells.time_segments(wall_clock_parts(account), account.wall_s) if account is not None else ()
     return Tile("time", cells.seconds_cell(times.wall_s), text, parts=parts)
 
 
@@ -105,39 +96,25 @@ def _goodput_tile(result: RunResult) -> Iterator[Tile]:
         return
     over = count(goodput.starts, "start") if goodput.starts > 1 else "the process"
     note = f"{seconds(goodput.useful_s)} of {seconds(goodput.wall_s)} of {over} went to useful steps"
-    parts = _segments(goodput_parts(goodput), goodput.wall_s)
+    parts = cells.time_segments(goodput_parts(goodput), goodput.wall_s)
     yield Tile("goodput", cells.share_cell(goodput.share), note, parts=parts)
 
 
-def _segments(parts: Mapping[str, float], whole_s: float) -> tuple[BarSegment, ...]:
-    return tuple(
-        BarSegment(cells.stage_label(key), each_s / whole_s, seconds(each_s), cells.stage_colour(key))
-        for key, each_s in parts.items()
-        if each_s > 0 and whole_s > 0
-    )
-
-
 def build_findings(
-    run: RunData, health: Sequence[HealthFinding], bottleneck: BottleneckSummary | None
+    run: RunData, health: Sequence[PageFinding], bottleneck: BottleneckSummary | None
 ) -> list[PageFinding]:
     """Return the findings on health, speed and reliability, the most severe first."""
-    found = [*map(_health_finding, health), *_speed_findings(bottleneck), *_reliability_findings(run)]
+    found = [*health, *_speed_findings(bottleneck), *_reliability_findings(run)]
     return sorted(found, key=lambda each: _SEVERITY_ORDER.index(each.severity))
 
 
-def passed_checks(run: RunData, health: Sequence[HealthFinding]) -> list[str]:
+def passed_checks(run: RunData, health: Sequence[PageFinding]) -> list[str]:
     """Return the names of the health checks that found nothing; none if nothing was evaluated."""
     if not run.evals or run.is_multi_label:
         return []
     found = {each.title for each in health}
     names = (name.replace("_", " ") for name, _, _ in RULES)
     return [name for name in names if name not in found]
-
-
-def _health_finding(finding: HealthFinding) -> PageFinding:
-    return PageFinding(
-        finding.title, finding.severity, "health", finding.evidence, finding.advice, guide="explanation/health"
-    )
 
 
 def _speed_findings(bottleneck: BottleneckSummary | None) -> Iterator[PageFinding]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from paceline.core.experiments.results import MeasuredPoint, Predicted, PredictionResult
 from paceline.core.stages import display_name
+from paceline.core.statistics import Interval
 from paceline.core.units import count, seconds, share
 from paceline.report import cells
 from paceline.report.document import (
@@ -35,7 +36,6 @@ from paceline.report.experiment_common import (
     ranks_chart,
     to_percent,
 )
-from paceline.report.series import Point
 from paceline.report.text import clean_text, finite_or_none
 
 _NUM_COLOURS: Final = 6
@@ -260,17 +260,15 @@ def _describe_efficiency(result: PredictionResult) -> str:
 
 def _predicted_line(result: PredictionResult, read: Callable[[Predicted, float], float]) -> ChartLine:
     """Return `read(prediction, time)` over ranks, with intervals whose bounds are known."""
-    points: list[tuple[float, float | None]] = []
-    bounds: dict[Point, tuple[float, float]] = {}
+    values = []
     for each in result.predictions:
         if not each.time_s > 0:
             continue
-        value = read(each, each.time_s)
-        points.append((each.ranks, value))
+        low, high = None, None
         if finite_or_none(each.low_s) and finite_or_none(each.high_s):
-            ends = sorted((read(each, each.low_s), read(each, each.high_s)))
-            bounds[each.ranks, value] = (ends[0], ends[1])
-    return replace(chart_line("predicted", points), bounds=bounds)
+            low, high = sorted((read(each, each.low_s), read(each, each.high_s)))
+        values.append((each.ranks, Interval(value=read(each, each.time_s), low=low, high=high)))
+    return chart_line("predicted", values)
 
 
 def _single_rank_s(each: Predicted) -> float:

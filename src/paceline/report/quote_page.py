@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from paceline.core.quote_result import (
@@ -31,8 +32,7 @@ from paceline.report.document import (
     TableCell,
     Tone,
 )
-from paceline.report.experiment_common import shell_command
-from paceline.report.series import Point
+from paceline.report.experiment_common import chart_line, shell_command
 from paceline.report.text import clean_text
 
 _CANNOT_KNOW: Final = (
@@ -66,9 +66,6 @@ def build_quote_page(result: QuoteResult) -> ReportPage:
         status=status,
         tone=tone,
         figures=_list_figures(result),
-        verdict=None,
-        notices=(),
-        problems=(),
         sections=sections,
         paceline=clean_text(result.paceline),
         about="Quote",
@@ -252,19 +249,14 @@ def _is_able(plan: QuotedPlan) -> bool:
 
 
 def _chart_line(gpu: str, pricing: str, plans: Sequence[QuotedPlan]) -> ChartLine:
-    points: list[Point] = []
-    bounds: dict[Point, tuple[float, float]] = {}
-    for plan in sorted(plans, key=lambda each: each.hours.value):
+    amounts = []
+    for plan in plans:
         amount = plan.cost
         if amount is None:
             low, high = ((each or 0.0) * plan.ranks for each in (plan.hours.low, plan.hours.high))
             amount = Interval(value=plan.hours.value * plan.ranks, low=low, high=high)
-        if not amount.value > 0:  # a GPU without cost has no place on a log axis
-            continue
-        point = (plan.hours.value, amount.value)
-        points.append(point)
-        if amount.low is not None and amount.high is not None:
-            bounds[point] = (amount.low, amount.high)
+        if amount.value > 0:  # a GPU without cost has no place on a log axis
+            amounts.append((plan.hours.value, amount))
     is_spot = pricing == "spot"
     name = clean_text(f"{gpu}{' on spot' if is_spot else ''}", 40)
-    return ChartLine(name, points, has_markers=True, group=clean_text(gpu, 40), is_dashed=is_spot, bounds=bounds)
+    return replace(chart_line(name, amounts, group=clean_text(gpu, 40)), is_dashed=is_spot)

@@ -111,14 +111,7 @@ def render_markdown(page: ReportPage) -> str:
     lines += ["", *_table_lines(["metric", "value", "note"], rows)]
     if page.findings:
         lines += ["", "## Findings", "", *_finding_lines(page.findings)]
-    elif page.health:
-        lines += ["", "## Health", ""]
-        lines += [
-            f"- **{escape_markdown(each.title)}** ({each.severity}): "
-            f"{escape_markdown(f'{each.evidence} {each.advice}')}"
-            for each in page.health
-        ]
-    if page.verdict is not None and not page.findings:
+    elif page.verdict is not None:
         bottleneck = page.verdict
         lines += ["", f"## Bottleneck: {escape_markdown(bottleneck.bottleneck)}", ""]
         lines += [escape_markdown(" ".join(filter(None, (bottleneck.evidence, bottleneck.ceiling, bottleneck.advice))))]

@@ -75,7 +75,7 @@ def print_page(page: ReportPage, out: TextIO | None = None) -> None:
         KeyValueList(facts),
         *commands,
         *([Paragraph(f"to look into: {', '.join(page.notices)}")] if page.notices else []),
-        KeyValueList([finding.row for finding in page.health], "health"),
+        KeyValueList([(each.title, TableCell(f"{each.evidence} {each.advice}")) for each in page.health], "health"),
         *summary,
     )
     for block in blocks:

@@ -11,7 +11,7 @@ from paceline.core.run_dir import RunDir, checkpoint_name
 from paceline.core.stages import COMPUTE, DATA_WAIT, EXPOSED
 from paceline.core.units import accuracy, count, energy, number, parameters, per_second, percent, seconds, share
 from paceline.report import cells
-from paceline.report.document import BarSegment, Brief, BriefRow, HealthFinding, ReportPage
+from paceline.report.document import BarSegment, Brief, BriefRow, PageFinding, ReportPage
 from paceline.report.read_run import RunData
 from paceline.report.run_summary import quote_pieces, wall_clock_parts
 from paceline.report.text import clean_text
@@ -60,7 +60,7 @@ def run_brief(run: RunData, page: ReportPage) -> Brief:
 
 
 def evaluation_brief(
-    report: EvalReport, name: str, classes: Iterable[ClassCount], health: Iterable[HealthFinding]
+    report: EvalReport, name: str, classes: Iterable[ClassCount], health: Iterable[PageFinding]
 ) -> Brief:
     """Return the outcome of an evaluation of the checkpoint `name`."""
     rows = [
@@ -220,7 +220,7 @@ def _health_row(page: ReportPage) -> Iterator[BriefRow]:
     yield _findings_row(page.health, ", ".join(others))
 
 
-def _findings_row(findings: Iterable[HealthFinding], notices: str) -> BriefRow:
+def _findings_row(findings: Iterable[PageFinding], notices: str) -> BriefRow:
     """Return the worst findings, which come first, and how many more there are."""
     findings = [each for each in findings if each.severity != "note"]
     lines = [[f"{each.title}: {each.evidence} {each.advice}"] for each in findings[:_MAX_FINDINGS]]

@@ -15,9 +15,9 @@ from paceline.report import cells
 from paceline.report.document import (
     Block,
     BottleneckSummary,
-    HealthFinding,
     KeyFigure,
     KeyValueList,
+    PageFinding,
     ReportPage,
     TableCell,
     Tone,
@@ -79,7 +79,6 @@ def build_run_page(run: RunData) -> ReportPage:
         heading=page_heading(run),
         chips=override_chips(run),
         tiles=build_tiles(run),
-        findings=build_findings(run, page.health, page.verdict),
         passed=passed_checks(run, page.health),
     )
 
@@ -89,6 +88,8 @@ def build_run_summary(run: RunData) -> ReportPage:
     status, tone = run_status(run)
     summary: list[Block] = []
     recorded = run.result.health if run.result is not None else None
+    health = clean_findings(_findings_from_logs(run) if recorded is None else recorded)
+    verdict = summarize_bottleneck(run)
     if run.result is not None:
         below = [*energy_rows(run.result), *estimate_rows(run.result), *quote_rows(run.result)]
         below += reliability_rows(run.result)
@@ -101,13 +102,12 @@ def build_run_summary(run: RunData) -> ReportPage:
         status=status,
         tone=tone,
         figures=_unfinished_figures(run) if run.result is None else [*result_figures(run.result, run.path)],
-        verdict=summarize_bottleneck(run),
-        health=clean_findings(_findings_from_logs(run) if recorded is None else recorded),
+        verdict=verdict,
         notices=run_notices(run),
         problems=run.problems,
-        sections=(),
         paceline=__version__,
         summary=summary,
+        findings=build_findings(run, health, verdict),
     )
 
 
@@ -144,11 +144,16 @@ def run_subtitle(run: RunData) -> list[str]:
     return [each for each in descriptions if each]
 
 
-def clean_findings(findings: Iterable[Finding]) -> list[HealthFinding]:
-    """Return findings for display; their texts may be of anybody."""
+def clean_findings(findings: Iterable[Finding]) -> list[PageFinding]:
+    """Return findings on health for display; their texts may be of anybody."""
     return [
-        HealthFinding(
-            clean_text(each.title), each.severity, clean_text(each.evidence, 1000), clean_text(each.advice, 1000)
+        PageFinding(
+            clean_text(each.title),
+            each.severity,
+            "health",
+            clean_text(each.evidence, 1000),
+            clean_text(each.advice, 1000),
+            guide="explanation/health",
         )
         for each in findings
     ]
@@ -235,25 +240,14 @@ def run_notices(run: RunData) -> list[str]:
 
 def summarize_bottleneck(run: RunData) -> BottleneckSummary | None:
     """Return the bottleneck and what to try next; None for an unfinished run."""
-    if run.result is None or not run.result.verdict.get("bottleneck"):
+    if run.result is None:
         return None
-    recorded = {key: clean_text(value, 500) for key, value in run.result.verdict.items()}
-    command = _suggested_command(run, run.result.verdict.get("try", ""))
-    return BottleneckSummary(
-        bottleneck=recorded["bottleneck"],
-        evidence=recorded.get("evidence", ""),
-        ceiling=_ceiling_text(run, recorded),
-        command=command,
-        advice="" if command else recorded.get("try", ""),
-    )
-
-
-def _ceiling_text(run: RunData, recorded: dict[str, str]) -> str:
-    # A profile's measurement is better than the bound of the clock.
-    measured = run.profile.get("verdict")
-    ceiling = clean_text(measured.get("ceiling") or "", 500) if isinstance(measured, dict) else ""
-    ceiling = ceiling or recorded.get("ceiling", "")
-    return f"Ceiling: {ceiling.rstrip('.')}." if ceiling else ""
+    recorded, measured = run.result.verdict, run.profile.get("verdict")
+    if isinstance(measured, dict) and measured.get("ceiling"):
+        # A profile's measurement is better than the bound of the clock.
+        recorded = {**recorded, "ceiling": measured["ceiling"]}
+    found, command = cells.summarize_verdict(recorded), _suggested_command(run, recorded.get("try", ""))
+    return replace(found, command=command, advice="") if found and command else found
 
 
 def _suggested_command(run: RunData, overrides: str) -> str:

@@ -1,4 +1,4 @@
-"""Describe the outcome of a run or of an evaluation: its key figures, and facts below them."""
+"""Describe the outcome of a run: its key figures, and facts below them."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,6 @@ from paceline.core.results import (
     CheckpointResult,
     ClassCount,
     EstimateResult,
-    EvalReport,
     EvalResult,
     GoodputResult,
     RunResult,
@@ -34,24 +33,12 @@ from paceline.report.document import KeyFigure, TableCell
 from paceline.report.text import clean_text
 
 ATTRIBUTED: Final = "attributed"
-_NOT_MEASURED: Final = TableCell("–")  # noqa: RUF001  the note explains why
 _NUM_WORST_CLASSES: Final = 3
 # CPU share of other processes from which it is named for a run that was not starved: speed-ups of a few percent would
 # drown in it.
 _MIN_CPU_LOSS_SHARE: Final = 0.02
 # Share of the wall clock from which a part is named.
 _MIN_TIME_SHARE: Final = 0.002
-
-
-def evaluation_figures(report: EvalReport) -> Iterator[KeyFigure]:
-    """Yield the accuracies of raw weights, averaged weights and training images."""
-    name = metric_label(default_monitor(report.val))
-    yield KeyFigure(name, _result_cell(report.val), _describe_evaluation(report.val))
-    if report.ema is not None:
-        yield KeyFigure("averaged weights", _result_cell(report.ema), _describe_evaluation(report.ema))
-    if report.train is not None and report.gap is not None:
-        note = f"a gap of {100 * report.gap:+.2f} points, {count(report.train.images, 'image')}"
-        yield KeyFigure("on training images", cells.accuracy_cell(report.train.top1), note)
 
 
 def _result_cell(result: EvalResult) -> TableCell:
@@ -83,11 +70,16 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
     """Yield the key figures of the run in `rundir`: accuracy, images/s and time."""
     if result.eval is None:
         why = "not evaluated: the recipe has train.eval_every=off, or the run ended before the first"
-        yield KeyFigure("top-1", _NOT_MEASURED, why)
+        yield KeyFigure("top-1", cells.NOT_MEASURED, why)
     else:
-        raw, *others = evaluation_figures(EvalReport(val=result.eval, ema=result.ema, train=result.train_eval))
-        averaged = [each for each in others if result.ema is not None][:1]
-        yield from [raw, *averaged, *_best_figure(result, rundir), *others[len(averaged) :]]
+        name = metric_label(default_monitor(result.eval))
+        yield KeyFigure(name, _result_cell(result.eval), _describe_evaluation(result.eval))
+        if result.ema is not None:
+            yield KeyFigure("averaged weights", _result_cell(result.ema), _describe_evaluation(result.ema))
+        yield from _best_figure(result, rundir)
+        if result.train_eval is not None and result.gap is not None:
+            note = f"a gap of {100 * result.gap:+.2f} points, {count(result.train_eval.images, 'image')}"
+            yield KeyFigure("on training images", cells.accuracy_cell(result.train_eval.top1), note)
     rates = result.throughput
     if rates.n:
         low, high = map(per_second, rates.spread)
@@ -96,7 +88,7 @@ def result_figures(result: RunResult, rundir: Path) -> Iterator[KeyFigure]:
         yield KeyFigure("images/s", cells.rate_cell(rates.images_per_s), note)
     else:
         why = "not measured: no step after the measurement warm-up was counted"
-        yield KeyFigure("images/s", _NOT_MEASURED, why)
+        yield KeyFigure("images/s", cells.NOT_MEASURED, why)
     times = result.time
     parts = [f"target reached after {seconds(times.to_target_s)}"] if times.to_target_s is not None else []
     if result.account is None:

@@ -30,7 +30,6 @@ from paceline.report.experiment_common import (
     ExperimentReport,
     RateBar,
     ResultRows,
-    bottleneck_of,
     build_record,
     chart_line,
     describe_bounds,
@@ -130,7 +129,7 @@ def build_tuning_page(report: ExperimentReport, result: TuneResult) -> ReportPag
         [f"recipe {result.recipe} {result.recipe_hash}", count(result.ranks, "rank")],
         _tuning_figures(result),
         sections,
-        bottleneck_of("the tuned recipe" if result.best_patch else "the recipe", result.verdict),
+        cells.summarize_verdict(result.verdict, "the tuned recipe" if result.best_patch else "the recipe"),
         summary=[*([outcomes] if result.tried else []), *next_steps.blocks],
     )
 
@@ -181,7 +180,7 @@ def _tried_section(result: TuneResult, rows: ResultRows) -> PageSection:
         "Each setting is compared with the best one so far. It wins if the whole interval of their ratio is above 1 "
         "and it trains the same. Ratios decide instead of images/s, since the speed of a machine varies over time."
     )
-    before = bottleneck_of("The recipe as it was", result.first_verdict)
+    before = cells.summarize_verdict(result.first_verdict, "The recipe as it was")
     bottleneck = [Paragraph(" ".join(filter(None, (f"{before.bottleneck}.", before.evidence))))] if before else []
     return PageSection("tried", "Trials", [bars, *bottleneck, Paragraph(rule), rows.main_table()])
 

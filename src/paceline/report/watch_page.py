@@ -14,7 +14,6 @@ from paceline.report.document import (
     BarChart,
     BarRow,
     Block,
-    BottleneckSummary,
     Chart,
     ChartLine,
     ChartRow,
@@ -60,9 +59,7 @@ def build_watch_page(result: WatchResult, path: Path) -> ReportPage:
         status=f"exit code {result.exit_code}",
         tone="bad" if result.exit_code else "good",
         figures=_figures(result),
-        verdict=_bottleneck(result),
-        notices=(),
-        problems=(),
+        verdict=cells.summarize_verdict(result.verdict),
         sections=[each for each in sections if each is not None],
         paceline=result.paceline,
         about="A watched training script",
@@ -95,20 +92,6 @@ def _figures(result: WatchResult) -> list[KeyFigure]:
     if result.memory_bytes is not None:
         figures.append(KeyFigure("GPU memory", TableCell(size(result.memory_bytes), result.memory_bytes), "at most"))
     return figures
-
-
-def _bottleneck(result: WatchResult) -> BottleneckSummary | None:
-    verdict = {key: clean_text(value, 600) for key, value in result.verdict.items()}
-    if not verdict.get("bottleneck"):
-        return None
-    ceiling, to_try = verdict.get("ceiling", ""), verdict.get("try", "")
-    return BottleneckSummary(
-        bottleneck=verdict["bottleneck"],
-        evidence=verdict.get("evidence", ""),
-        ceiling=f"Ceiling: {ceiling}." if ceiling else "",
-        command="",
-        advice=to_try,
-    )
 
 
 def _pause_rows(result: WatchResult) -> list[tuple[str, TableCell]]:
@@ -215,10 +198,6 @@ def build_watch_comparison(results: Mapping[str, WatchResult]) -> ReportPage:
         subtitle=(),
         status=count(len(results), "folder"),
         tone="good",
-        figures=(),
-        verdict=None,
-        notices=(),
-        problems=(),
         sections=[PageSection("compare", "Mean step of rank 0", blocks)],
         paceline=__version__,
         about="Comparison",
