@@ -86,7 +86,7 @@ def _time_tile(result: RunResult) -> Tile:
     text = f"{count(round(result.epochs, 2), 'epoch')}, {count(result.steps, 'step')}"
     if times.to_target_s is not None:
         text += f"; target reached after {seconds(times.to_target_s)}"
-    parts = cells.time_segments(wall_clock_parts(account), account.wall_s) if account is not None else ()
+    parts = cells.time_segments(wall_clock_parts(account), account.wall_s) if account is not None else []
     return Tile("time", cells.seconds_cell(times.wall_s), text, parts=parts)
 
 

@@ -264,10 +264,11 @@ def _predicted_line(result: PredictionResult, read: Callable[[Predicted, float],
     for each in result.predictions:
         if not each.time_s > 0:
             continue
-        low, high = None, None
+        interval = Interval(value=read(each, each.time_s))
         if finite_or_none(each.low_s) and finite_or_none(each.high_s):
             low, high = sorted((read(each, each.low_s), read(each, each.high_s)))
-        values.append((each.ranks, Interval(value=read(each, each.time_s), low=low, high=high)))
+            interval = Interval(value=interval.value, low=low, high=high)
+        values.append((each.ranks, interval))
     return chart_line("predicted", values)
 
 
