@@ -247,9 +247,7 @@ def test_residuals_of_other_shapes_are_dropped_with_a_note(
 
 
 # matrix: 5
-def test_ranks_without_synchronisation_resume_from_rank_0_with_a_note(
-    ranks, tmp_path: Path, cut, state_digest
-) -> None:
+def test_ranks_without_synchronisation_resume_from_rank_0_with_a_note(ranks, tmp_path: Path, cut, state_digest) -> None:
     args = (*SHORT, "parallel.sync_gradients=false")
     ranks(*args, "--run-dir", "whole", ranks=2).result  # noqa: B018
     cut(tmp_path / "whole", tmp_path / "cut", 3)

@@ -225,9 +225,7 @@ def test_skipped_steps_are_counted_and_do_not_advance_the_schedule(tmp_path: Pat
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_an_interrupted_run_ends_with_the_same_bits_and_report(
-    tmp_path: Path, cut, overrides: tuple[str, ...]
-) -> None:
+def test_an_interrupted_run_ends_with_the_same_bits_and_report(tmp_path: Path, cut, overrides: tuple[str, ...]) -> None:
     overrides = (*overrides, "checkpoint.every=4st", "checkpoint.keep=9", "train.eval_every=5st", "optim.lr=0.01")
     whole = trained(tmp_path, "whole", *overrides)
     part = RunDir(cut(whole.path, tmp_path / "part", 4))
