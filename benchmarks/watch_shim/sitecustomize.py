@@ -108,7 +108,7 @@ def use_size(module: ModuleType, pixels: int, batch: int) -> None:
     """Replace the size of images in transforms, and that of batches in loaders."""
 
     def with_pixels(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda self, size, *args, **kwargs: original(self, pixels, *args, **kwargs)
+        return lambda self, size, *args, **kwargs: original(self, (pixels, pixels), *args, **kwargs)
 
     def with_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
