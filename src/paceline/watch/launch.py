@@ -92,7 +92,7 @@ def run_command(
 def _forward(process: "subprocess.Popen[bytes]") -> None:
     """Wait for a signal for a moment, and forward it."""
     received = signal.sigtimedwait((*_FORWARDED, signal.SIGCHLD), _POLL_S)
-    # Stopped for longer than the time-out and continued (Ctrl-Z, fg), Python returns a struct that was not filled in.
+    # If this process was stopped for longer than the time-out (Ctrl-Z, fg), Python returns a struct it never filled in.
     if received is None or received.si_signo not in _FORWARDED:
         return
     if received.si_signo in (signal.SIGINT, signal.SIGHUP) and received.si_code == _SI_KERNEL:

@@ -1,4 +1,4 @@
-"""Scale gradients of a script that is made to compute in float16, without its knowledge."""
+"""Scale the gradients of a script that a ladder makes compute in float16, from outside."""
 
 import sys
 import weakref

@@ -279,3 +279,15 @@ def test_micro_batches_without_synchronization_are_one_step(ranks):
 def test_forked_ranks_write_their_end(tmp_path):
     run(tmp_path, HERE / "scripts" / "forked.py", records=tmp_path / "records")
     assert [len(each["step"]) for each in read(tmp_path / "records")] == [3, 3]
+
+
+def test_accelerate_moves_batches_through_the_observed_function():
+    from paceline.watch.targets import ALIASES, TARGETS
+
+    loaders = pytest.importorskip(
+        "accelerate.data_loader", reason="accelerate is not installed: pip install accelerate"
+    )
+    source = "accelerate.utils.operations"
+    (alias,), ((name, _),) = ALIASES[source], TARGETS[source]
+    assert alias == loaders.__name__
+    assert vars(loaders)[name] is vars(sys.modules[source])[name]

@@ -1,4 +1,4 @@
-"""Train with clipped gradients in float32, or from the second step on with autocast to float16 and a GradScaler.
+"""Train with DDP and clipped gradients: in float32, or from the second step on in float16 with a GradScaler.
 
 Targets of the fourth step are so far off that gradients overflow when they are scaled. Prints the digest of the
 weights, the norms of gradients, and the number of steps that changed weights.
@@ -15,6 +15,8 @@ from torch import nn
 def main(kind):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", enabled=kind == "scaled")
     norms, num_changed = [], 0
@@ -37,6 +39,7 @@ def main(kind):
             optimizer.step()
         num_changed += any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+    torch.distributed.destroy_process_group()
     print(json.dumps({"weights": hashlib.sha256(weights).hexdigest(), "norms": norms, "num_changed": num_changed}))
 
 
